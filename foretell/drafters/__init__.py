@@ -1,0 +1,6 @@
+"""Drafters, one algorithm per file."""
+
+from foretell.drafters.draft_model import DraftModel
+from foretell.drafters.prompt_lookup import PromptLookup
+
+__all__ = ["DraftModel", "PromptLookup"]

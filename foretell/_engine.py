@@ -1,0 +1,336 @@
+"""The text API; the one place where models, drafters and rules are wired together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from foretell._decode import Emitted, Request, decode
+from foretell._draft import Drafter
+from foretell._errors import (
+    ContextLengthError,
+    EmptyPromptError,
+    InputError,
+    OptionError,
+    TokenizerError,
+    VocabularyMismatchError,
+)
+from foretell._model import Model, Session
+from foretell._policy import FixedPolicy
+from foretell._result import Event, Generation
+from foretell._sampling import SamplingParams, make_choose
+from foretell._stop import StopConditions
+from foretell._tokenizer import StreamDecoder, Tokenizer
+from foretell.drafters import DraftModel, PromptLookup
+
+DRAFTERS = ("prompt_lookup", "draft_model")
+DEFAULT_NUM_DRAFT_TOKENS = 4
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[int]
+Progress = Callable[[str], None]
+
+
+class Engine:
+    """A target model with its drafters, ready to generate.
+
+    ``model``: "demo" (the embedded default), a folder or GGUF file, a hub id, or a Model.
+    ``draft``: a draft model, in the same forms; its tokenizer must equal the target's.
+    ``drafters``: names ("prompt_lookup", "draft_model") or Drafter objects, asked in that order
+    at every step; by default "draft_model" where a draft is given, else "prompt_lookup".
+    ``tokenizer``: a tokenizer.json, or a Tokenizer, where the model does not bring its own.
+    ``dtype``: weights in "float32" or "bfloat16". ``threads``: by default one per core; they
+    never change the output. ``progress`` is called with notes about slow work.
+
+    Safe to use from several threads; passes take turns. Raises a ForetellError before any
+    work where something does not fit.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Model,
+        draft: str | Path | Model | None = None,
+        drafters: Sequence[str | Drafter] | None = None,
+        dtype: str = "float32",
+        threads: int | None = None,
+        *,
+        tokenizer: str | Path | Tokenizer | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if drafters is None:
+            drafters = ["draft_model"] if draft is not None else ["prompt_lookup"]
+        _check_drafters(drafters, draft)
+        path = None if isinstance(tokenizer, Tokenizer) else tokenizer
+        self.model = _load(model, dtype, threads, path, progress)
+        if isinstance(tokenizer, Tokenizer):
+            self.tokenizer: Tokenizer | None = tokenizer
+        elif isinstance(model, Model) and tokenizer is not None:
+            self.tokenizer = Tokenizer.from_file(Path(tokenizer))
+        else:
+            self.tokenizer = self.model.tokenizer
+        if self.tokenizer is not None and self.tokenizer.vocab_size > self.model.vocab_size:
+            raise TokenizerError(
+                f"the tokenizer has ids up to {self.tokenizer.vocab_size - 1}, but the model only "
+                f"{self.model.vocab_size} embeddings; pass the tokenizer the model was trained with"
+            )
+        self.draft = None if draft is None else _load(draft, dtype, threads, None, progress)
+        if self.draft is not None:
+            self._check_same_vocabulary(self.draft)
+        self.drafters: list[Drafter] = [self._drafter(entry) for entry in drafters]
+
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        sampling: SamplingParams | None = None,
+        num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
+        **options: Any,
+    ) -> Generation:
+        """Generate to the end and return the whole result.
+
+        ``prompt`` is text or token ids, continued as it is; ``messages`` are put through the
+        model's chat template. ``num_draft_tokens``: most tokens to draft at a step, 0 for plain
+        decoding; it never changes the output. ``options`` are the fields of SamplingParams.
+        Raises InputError (EmptyPromptError, ContextLengthError, OptionError) before any work.
+        """
+        for event in self.stream(
+            prompt,
+            messages=messages,
+            sampling=sampling,
+            num_draft_tokens=num_draft_tokens,
+            **options,
+        ):
+            if event.result is not None:
+                return event.result
+        raise AssertionError("a stream ends with its result")
+
+    def stream(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        sampling: SamplingParams | None = None,
+        num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
+        is_cancelled: Callable[[], bool] | None = None,
+        **options: Any,
+    ) -> Iterator[Event]:
+        """Like ``generate``, but yields each token as an Event; the last one has the result.
+
+        Arguments are checked when this is called, not at the first ``next``. ``is_cancelled`` is
+        asked at every step; closing the iterator stops the generation as well.
+        """
+        params = SamplingParams.from_options(sampling, options)
+        tokens = self.encode(prompt, messages)
+        request = self._request(
+            tokens, params, num_draft_tokens, self.model.new_session(), is_cancelled
+        )
+        return self._events(request, len(tokens))
+
+    def chat(self, system: str | None = None) -> Chat:
+        """A conversation that keeps its cache between turns."""
+        return Chat(self, system)
+
+    def encode(
+        self, prompt: Prompt | None = None, messages: Sequence[Message] | None = None
+    ) -> list[int]:
+        """The token ids of a prompt or of chat messages, checked against the model."""
+        if (prompt is None) == (messages is None):
+            raise InputError("pass either a prompt or messages=[...]")
+        if messages is not None:
+            tokenizer = self._require_tokenizer("messages")
+            text = tokenizer.apply_chat_template(messages)
+            tokens = tokenizer.encode(text, add_special_tokens=False)
+        elif isinstance(prompt, str):
+            if not prompt:
+                raise EmptyPromptError("the prompt is empty; pass some text to continue")
+            tokens = self._require_tokenizer("a text prompt").encode(
+                prompt, add_special_tokens=True
+            )
+        else:
+            tokens = _token_list(prompt, self.model.vocab_size)
+        if not tokens:
+            raise EmptyPromptError("the prompt holds no tokens; pass some text to continue")
+        if len(tokens) >= self.model.max_length:
+            raise ContextLengthError(
+                f"the prompt has {len(tokens)} tokens, but the model's context is "
+                f"{self.model.max_length} and the answer needs room in it; shorten the prompt"
+            )
+        return tokens
+
+    def _require_tokenizer(self, what: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise TokenizerError(
+                f"{what} needs a tokenizer, and this model came without one; pass "
+                "Engine(..., tokenizer='tokenizer.json') or a list of token ids"
+            )
+        return self.tokenizer
+
+    def _request(
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        num_draft_tokens: int,
+        session: Session,
+        is_cancelled: Callable[[], bool] | None,
+    ) -> Request:
+        if params.stop:
+            self._require_tokenizer("stop")
+        stops = StopConditions(
+            eos_token_ids=() if params.ignore_eos else self.model.eos_token_ids,
+            stop_token_ids=params.stop_token_ids,
+            stop_strings=params.stop,
+            max_tokens=params.max_tokens,
+            max_context_tokens=self.model.max_length - len(tokens),
+            decoder=None if self.tokenizer is None else StreamDecoder(self.tokenizer),
+        )
+        policy = FixedPolicy(self.model, self.drafters, num_draft_tokens)
+        request = Request(session, tokens, make_choose(params), policy, stops)
+        if is_cancelled is not None:
+            request.is_cancelled = is_cancelled
+        return request
+
+    def _events(self, request: Request, prompt_tokens: int) -> Iterator[Event]:
+        text: list[str] = []
+        ids: list[int] = []
+        origins = []
+        for number, emitted in enumerate(decode(self.model, request)):
+            ids += emitted.tokens
+            origins += emitted.origins
+            for event in _token_events(emitted, number):
+                text.append(event.text)
+                yield event
+        rest = request.stops.cancel()
+        text.append(rest)
+        assert request.finish is not None
+        result = Generation(
+            "".join(text), ids, request.finish, prompt_tokens, request.stats, origins
+        )
+        yield Event(rest, step=request.stats.num_steps, result=result)
+
+    def _check_same_vocabulary(self, draft: Model) -> None:
+        if self.tokenizer is None or draft.tokenizer is None:
+            if draft.vocab_size != self.model.vocab_size:
+                raise VocabularyMismatchError(
+                    f"the draft model has {draft.vocab_size} token ids, the target "
+                    f"{self.model.vocab_size}, and there are no tokenizers to compare; use a "
+                    "draft model of the same family"
+                )
+            return
+        difference = self.tokenizer.same_vocabulary(draft.tokenizer)
+        if difference is not None:
+            raise VocabularyMismatchError(
+                f"draft and target use different tokenizers: {difference}. Use a draft model of "
+                "the same family as the target"
+            )
+
+    def _drafter(self, entry: str | Drafter) -> Drafter:
+        if isinstance(entry, Drafter):
+            return entry
+        if entry == "prompt_lookup":
+            return PromptLookup()
+        assert self.draft is not None
+        known = self.model.vocab_size if self.tokenizer is None else self.tokenizer.vocab_size
+        return DraftModel(self.draft, known)
+
+
+class Chat:
+    """A conversation; each turn reuses the cache of the turns before it."""
+
+    def __init__(self, engine: Engine, system: str | None = None) -> None:
+        self.engine = engine
+        self.messages: list[dict[str, str]] = []
+        if system is not None:
+            self.messages.append({"role": "system", "content": system})
+        self.session = engine.model.new_session()
+        self._tokens: list[int] = []
+
+    def send(self, text: str, **options: Any) -> Generation:
+        """One turn: the user says ``text``; returns the answer. Options as for ``generate``."""
+        for event in self.stream(text, **options):
+            if event.result is not None:
+                return event.result
+        raise AssertionError("a stream ends with its result")
+
+    def stream(
+        self,
+        text: str,
+        *,
+        sampling: SamplingParams | None = None,
+        num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
+        is_cancelled: Callable[[], bool] | None = None,
+        **options: Any,
+    ) -> Iterator[Event]:
+        """One turn, as events. The turn counts once its last event has been read."""
+        if not text:
+            raise EmptyPromptError("the message is empty; say something")
+        params = SamplingParams.from_options(sampling, options)
+        messages = [*self.messages, {"role": "user", "content": text}]
+        tokens = self.engine.encode(messages=messages)
+        self._rewind(tokens)
+        request = self.engine._request(
+            tokens, params, num_draft_tokens, self.session, is_cancelled
+        )
+        self._tokens = request.tokens
+        return self._turn(messages, self.engine._events(request, len(tokens)))
+
+    def _turn(self, messages: list[dict[str, str]], events: Iterator[Event]) -> Iterator[Event]:
+        for event in events:
+            if event.result is not None:
+                self.messages = [*messages, {"role": "assistant", "content": event.result.text}]
+            yield event
+
+    def _rewind(self, tokens: list[int]) -> None:
+        """Roll the session back to what it shares with ``tokens``, leaving a token to run."""
+        longest = min(self.session.length, len(tokens) - 1)
+        common = 0
+        while common < longest and tokens[common] == self._tokens[common]:
+            common += 1
+        self.session.rollback(self.session.length - common)
+
+
+def _token_events(emitted: Emitted, step: int) -> Iterator[Event]:
+    for token, origin, piece in zip(emitted.tokens, emitted.origins, emitted.pieces, strict=True):
+        yield Event(piece, token, origin, step)
+
+
+def _check_drafters(drafters: Sequence[str | Drafter], draft: object) -> None:
+    if isinstance(drafters, str):
+        raise OptionError(f"drafters is {drafters!r}; use a list, drafters=[{drafters!r}]")
+    for entry in drafters:
+        if not isinstance(entry, Drafter) and entry not in DRAFTERS:
+            raise OptionError(f"unknown drafter {entry!r}; the drafters are {', '.join(DRAFTERS)}")
+    if "draft_model" in drafters and draft is None:
+        raise OptionError("the drafter 'draft_model' needs a model: pass draft=...")
+    if draft is not None and "draft_model" not in drafters:
+        raise OptionError("a draft model was given, but 'draft_model' is not among the drafters")
+
+
+def _load(
+    model: str | Path | Model,
+    dtype: str,
+    threads: int | None,
+    tokenizer: str | Path | None,
+    progress: Progress | None,
+) -> Model:
+    if isinstance(model, Model):
+        return model
+    from foretell.backends import cpu  # compiling takes a moment; a Model of one's own needs none
+
+    return cpu.load(model, dtype=dtype, threads=threads, tokenizer=tokenizer, progress=progress)
+
+
+def _token_list(prompt: Sequence[int] | None, vocab_size: int) -> list[int]:
+    try:
+        tokens = [int(token) for token in prompt or ()]
+        whole = all(token == given for token, given in zip(tokens, prompt or (), strict=True))
+    except (TypeError, ValueError) as error:
+        raise InputError("a prompt is text or a list of token ids") from error
+    for token in tokens:
+        if not whole or not 0 <= token < vocab_size:
+            raise InputError(
+                f"the prompt holds {token}, which is not a token id of this model "
+                f"(0..{vocab_size - 1})"
+            )
+    return tokens

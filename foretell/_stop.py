@@ -1,0 +1,102 @@
+"""Where a generation ends, token by token.
+
+Asked about one token after another, so a block that runs past a stop is cut exactly where
+plain decoding would have stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from foretell._result import FinishReason
+
+
+class TextDecoder(Protocol):
+    """Turns token ids to text piece by piece, whole characters only."""
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completed."""
+
+    def finish(self) -> str:
+        """What is still held back."""
+
+
+class StopConditions:
+    """Every stop condition of one request, and the text it has emitted so far.
+
+    On one and the same token a stop wins over the length limit, and that over the context.
+    """
+
+    def __init__(
+        self,
+        *,
+        eos_token_ids: Collection[int],
+        stop_token_ids: Collection[int],
+        stop_strings: tuple[str, ...],
+        max_tokens: int | None,
+        max_context_tokens: int,
+        decoder: TextDecoder | None,
+    ) -> None:
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._stop_strings = stop_strings
+        self._max_tokens = max_tokens
+        self._max_context_tokens = max_context_tokens
+        self._decoder = decoder
+        self._count = 0
+        self._held = ""
+
+    @property
+    def room(self) -> int:
+        """How many more tokens can be emitted at most."""
+        room = self._max_context_tokens - self._count
+        return room if self._max_tokens is None else min(room, self._max_tokens - self._count)
+
+    def push(self, token: int) -> tuple[str, FinishReason | None]:
+        """The text that became certain with ``token``, and the reason if it ends the output."""
+        self._count += 1
+        if token in self._eos_token_ids:
+            return self._flush(), FinishReason.STOP
+        self._held += self._decoder.push(token) if self._decoder else ""
+        if token in self._stop_token_ids:
+            return self._flush(), FinishReason.STOP
+        if self._cut_at_stop_string():
+            return self._release(len(self._held)), FinishReason.STOP
+        reason = None
+        if self._count == self._max_tokens:
+            reason = FinishReason.LENGTH
+        elif self._count == self._max_context_tokens:
+            reason = FinishReason.CONTEXT
+        if reason is not None:
+            return self._flush(), reason
+        return self._release(len(self._held) - self._overlap()), None
+
+    def cancel(self) -> str:
+        """The text still held back, when the output ends between tokens."""
+        return self._flush()
+
+    def _flush(self) -> str:
+        # What the decoder held back (half a character) can complete a stop string, too.
+        self._held += self._decoder.finish() if self._decoder else ""
+        self._cut_at_stop_string()
+        return self._release(len(self._held))
+
+    def _release(self, length: int) -> str:
+        text, self._held = self._held[:length], self._held[length:]
+        return text
+
+    def _cut_at_stop_string(self) -> bool:
+        starts = [self._held.find(stop) for stop in self._stop_strings]
+        found = [start for start in starts if start >= 0]
+        if found:
+            self._held = self._held[: min(found)]
+        return bool(found)
+
+    def _overlap(self) -> int:
+        """Length of the longest end of the text that may become a stop string."""
+        longest = max((len(stop) - 1 for stop in self._stop_strings), default=0)
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stop_strings):
+                return length
+        return 0
