@@ -39,7 +39,24 @@ BOS_TOKEN_ID = 1
 EOS_TOKEN_ID = 2
 
 _SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_MERGES = "Ġ t|h e|i n|r e|Ġ a|Ġt he|o n|e r|Ġ s|a t|e n|Ġ c|in g|o r|a n|e s".split("|")
+_MERGES = (
+    ("Ġ", "t"),
+    ("h", "e"),
+    ("i", "n"),
+    ("r", "e"),
+    ("Ġ", "a"),
+    ("Ġt", "he"),
+    ("o", "n"),
+    ("e", "r"),
+    ("Ġ", "s"),
+    ("a", "t"),
+    ("e", "n"),
+    ("Ġ", "c"),
+    ("in", "g"),
+    ("o", "r"),
+    ("a", "n"),
+    ("e", "s"),
+)
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -349,8 +366,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     if room < 128:
         raise ValueError(f"a vocabulary of {vocab_size} cannot hold the 128 ASCII bytes")
     alphabet = byte_characters if room >= 256 else byte_characters[:128]
-    merges = [(left, right) for left, right in (merge.split(" ") for merge in _MERGES)]
-    merges = merges[: room - len(alphabet)]
+    merges = list(_MERGES[: room - len(alphabet)])
     entries = [*_SPECIAL_TOKENS, *alphabet, *(left + right for left, right in merges)]
     bpe = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(entries)}, merges=merges))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
