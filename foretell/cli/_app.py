@@ -1,0 +1,228 @@
+"""Commands and options; what they do is in the other files of this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from foretell._engine import DEFAULT_NUM_DRAFT_TOKENS, DRAFTERS
+from foretell._sampling import SamplingParams
+from foretell._version import __version__
+from foretell.cli import _load
+from foretell.cli._errors import reported
+
+EXIT_CODES = (
+    "Exit codes: 0 fine; 1 --compare found a difference; 2 could not run (the reason is on "
+    "stderr); 130 interrupted with Ctrl-C."
+)
+
+app = typer.Typer(
+    help="Speculative decoding that makes language models faster without changing one token.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+models_app = typer.Typer(
+    help="List the models on this machine; see also its two commands.",
+    epilog=EXIT_CODES,
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+app.add_typer(models_app, name="models")
+
+Model = Annotated[
+    str,
+    typer.Option(
+        metavar="MODEL",
+        help="Target model: 'demo', a folder, a GGUF file, or a name on the hub.",
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        "--draft", metavar="MODEL", help="Draft model, in the same forms; same vocabulary."
+    ),
+]
+Drafters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drafter",
+        metavar="NAME",
+        help=f"Drafter to ask: {' or '.join(DRAFTERS)}. Repeatable, asked in this order.",
+        show_default="draft_model if --draft is given, else prompt_lookup",
+    ),
+]
+NumDraftTokens = Annotated[
+    int,
+    typer.Option(min=0, metavar="N", help="Most tokens to draft at a step; 0 is plain decoding."),
+]
+Dtype = Annotated[
+    Literal["float32", "bfloat16"], typer.Option(help="What the weights are kept in.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Threads; they never change the output.", show_default="one a core"
+    ),
+]
+MaxTokens = Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens to generate.")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT", help="Text that ends the output and is not part of it. Repeatable."
+    ),
+]
+System = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="System message, for the chat template.")
+]
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="FILE",
+        help="tokenizer.json, where the model does not bring its own.",
+    ),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
+DEFAULT_MAX_TOKENS = SamplingParams().max_tokens or 256
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"foretell {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def foretell(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(epilog=EXIT_CODES)
+def generate(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="[PROMPT]", help="The prompt, or - to read it from stdin."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Read the prompt from a file.")
+    ] = None,
+    model: Model = "demo",
+    draft: DraftModel = None,
+    drafter: Drafters = None,
+    num_draft_tokens: NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
+    dtype: Dtype = "float32",
+    threads: Threads = None,
+    tokenizer: TokenizerFile = None,
+    max_tokens: MaxTokens = DEFAULT_MAX_TOKENS,
+    stop: Stop = None,
+    system: System = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without chat template.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of text.")
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Also decode plainly; show both speeds and whether tokens agree."
+        ),
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Answer or continue a prompt.
+
+    The text is streamed to stdout. On a terminal, tokens that were drafted and accepted are
+    green (not with NO_COLOR) and a summary follows; a pipe gets the text and one line end. A
+    prompt from a file or stdin loses its last line end.
+    """
+    with reported(debug):
+        from foretell.cli import _compare, _generate
+        from foretell.cli._prompt import read_prompt
+
+        request = _generate.Request(
+            read_prompt(prompt, file),
+            system,
+            raw,
+            SamplingParams(max_tokens=max_tokens, stop=tuple(stop or ())),
+            num_draft_tokens,
+        )
+        run = _compare.compare if compare else _generate.generate
+        if compare:
+            _compare.check(request)
+        options = _load.ModelOptions(model, draft, tuple(drafter or ()), dtype, threads, tokenizer)
+        code = run(_load.load_engine(options), request, as_json=json)
+    raise typer.Exit(code)
+
+
+@app.command(epilog=EXIT_CODES)
+def chat(
+    model: Model = "demo",
+    draft: DraftModel = None,
+    drafter: Drafters = None,
+    num_draft_tokens: NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
+    dtype: Dtype = "float32",
+    threads: Threads = None,
+    tokenizer: TokenizerFile = None,
+    max_tokens: MaxTokens = DEFAULT_MAX_TOKENS,
+    stop: Stop = None,
+    system: System = None,
+    debug: Debug = False,
+) -> None:
+    """Hold a conversation; the cache is kept between turns.
+
+    /exit or Ctrl-D leaves, /reset starts over. Ctrl-C stops an answer, a second one leaves.
+    From a pipe, every line is a turn.
+    """
+    with reported(debug):
+        from foretell.cli import _chat
+
+        sampling = SamplingParams(max_tokens=max_tokens, stop=tuple(stop or ()))
+        options = _load.ModelOptions(model, draft, tuple(drafter or ()), dtype, threads, tokenizer)
+        code = _chat.chat(_load.load_engine(options), system, sampling, num_draft_tokens)
+    raise typer.Exit(code)
+
+
+@models_app.callback()
+def models(context: typer.Context) -> None:
+    """List the models on this machine; pull fetches one, where tells its path."""
+    if context.invoked_subcommand is None:
+        with reported(debug=False):
+            from foretell.cli import _models
+
+            _models.show_cached()
+
+
+@models_app.command("pull", epilog=EXIT_CODES)
+def models_pull(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="'demo', or a name on the hub.")],
+    debug: Debug = False,
+) -> None:
+    """Fetch a model into the cache."""
+    with reported(debug):
+        from foretell.cli import _models
+
+        _models.pull(name)
+
+
+@models_app.command("where", epilog=EXIT_CODES)
+def models_where(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="'demo', or a name on the hub.")],
+    debug: Debug = False,
+) -> None:
+    """Print where a model lies on this machine."""
+    with reported(debug):
+        from foretell.cli import _models
+
+        _models.where(name)
