@@ -64,7 +64,10 @@ class Session(ABC):
 
     @abstractmethod
     def rollback(self, n: int) -> None:
-        """Forget the last ``n`` committed positions and every speculative node."""
+        """Forget the last ``n`` committed positions and every speculative node.
+
+        Raises InputError unless 0 <= n <= length.
+        """
 
     @abstractmethod
     def fork(self) -> Session:
@@ -161,7 +164,8 @@ def check_rows(model: Model, rows: Sequence[Rows]) -> None:
         bad = (tokens < 0) | (tokens >= model.vocab_size)
         if bad.any():
             raise InputError(
-                f"token id {int(tokens[bad][0])} is outside the vocabulary 0..{model.vocab_size - 1}"
+                f"token id {int(tokens[bad][0])} is outside the vocabulary "
+                f"0..{model.vocab_size - 1}"
             )
         check_parents(part.parents, len(tokens))
         if part.logits not in ("all", "last", "none"):

@@ -63,19 +63,22 @@ class TableModel(Model):
 
     def forward(self, rows: Sequence[Rows]) -> Output:
         check_rows(self, rows)
+        sessions = [self._own(part.session) for part in rows]
         self.num_passes += 1
         logits: list[FloatArray] = []
         bounds: list[tuple[int, int]] = []
-        for part in rows:
-            session = part.session
-            if not isinstance(session, TableSession) or session.model is not self:
-                raise InputError("the session belongs to another model")
+        for part, session in zip(rows, sessions, strict=True):
             paths = session.append(part.tokens, part.parents)
             wanted = {"all": paths, "last": paths[-1:], "none": []}[part.logits]
             bounds.append((len(logits), len(logits) + len(wanted)))
             logits.extend(self.table[self._key(path)] for path in wanted)
         stacked = np.array(logits, dtype=np.float32).reshape(len(logits), self.vocab_size)
         return Output(stacked, bounds=tuple(bounds))
+
+    def _own(self, session: Session) -> TableSession:
+        if not isinstance(session, TableSession) or session.model is not self:
+            raise InputError("the session belongs to another model")
+        return session
 
     def _key(self, path: Sequence[int]) -> tuple[int, ...]:
         return tuple([0] * self.order + list(path))[-self.order :]
@@ -105,12 +108,16 @@ class TableSession(Session):
 
     def keep(self, nodes: Sequence[int]) -> None:
         check_path(nodes, self.parents, len(self.pending))
+        if len(nodes) < len(self.pending):
+            self.model.capabilities.require("rollback")
         self.tokens.extend(self.pending[node] for node in nodes)
         self.pending, self.parents = [], []
 
     def rollback(self, n: int) -> None:
         if not 0 <= n <= self.length:
             raise InputError(f"cannot roll back {n} of {self.length} positions")
+        if n:
+            self.model.capabilities.require("rollback")
         del self.tokens[self.length - n :]
         self.pending, self.parents = [], []
 
