@@ -1,21 +1,152 @@
-"""Models that need no path."""
+"""Models by name: the demo, and repositories on the Hugging Face hub.
+
+Only configs, safetensors and tokenizers are ever fetched from the hub; no pickles and no code.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-DEMO = "demo"
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w][\w.-]*", re.ASCII)
+from foretell._demo import cached_demo, demo_path
+from foretell._errors import DownloadError, ModelNotFoundError
+
+DEMO: Final = "demo"
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
+_FILES = [
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "LICENSE*",
+]
+# Other copies of the same weights, which repositories keep beside the ones that are read.
+_OTHER_COPIES = ["*/*", "consolidated*"]
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model on this disk: `name` is what to call it, `size` counts bytes."""
+
+    name: str
+    path: Path
+    size: int
 
 
 def is_repository_name(name: str) -> bool:
-    return bool(_REPOSITORY.fullmatch(name))
+    """Whether a name has the form of a repository on the hub, "organization/name"."""
+    return _REPOSITORY.fullmatch(name) is not None and not name.endswith((".gguf", ".safetensors"))
 
 
-def demo_path() -> Path:
-    raise NotImplementedError
+def list_cached() -> list[CachedModel]:
+    """The demo if it was pulled, then the hub's repositories that have a config and safetensors."""
+    found = []
+    demo = cached_demo()
+    if demo is not None:
+        found.append(CachedModel(DEMO, demo, demo.stat().st_size))
+    return found + _cached_repositories()
+
+
+def where(name: str) -> Path:
+    """Where a model lies on this disk. Raises ModelNotFoundError where it does not."""
+    for model in list_cached():
+        if model.name == name:
+            return model.path
+    raise ModelNotFoundError(f"{name!r} is not in the cache; pull it with `foretell pull {name}`")
+
+
+def pull(name: str, progress: Callable[[str], None] | None = None) -> Path:
+    """Fetch a model by name so that it can be used without a network afterwards.
+
+    Raises ModelNotFoundError for a name that is neither "demo" nor "organization/name", and
+    DownloadError.
+    """
+    if name == DEMO:
+        return demo_path(progress)
+    if not is_repository_name(name):
+        raise ModelNotFoundError(
+            f"{name!r} cannot be pulled; name a repository on the hub (organization/name) or 'demo'"
+        )
+    return snapshot_path(name)
 
 
 def snapshot_path(name: str, *, revision: str | None = None) -> Path:
-    raise NotImplementedError
+    """A repository's files on this disk, fetched from the hub where they are not there yet.
+
+    Raises ModelNotFoundError for an unknown repository or revision, and DownloadError.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=_FILES, ignore_patterns=_OTHER_COPIES
+        )
+    except errors.GatedRepoError as error:
+        raise DownloadError(
+            f"{name} may be downloaded only by people who accepted its terms; accept them on its "
+            "page on the hub and log in with `hf auth login`"
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise ModelNotFoundError(
+            f"the hub has no repository {name!r} (or it is private and you are not logged in: "
+            f"`hf auth login`), and there is no folder {name} here either"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelNotFoundError(f"{name} has no revision {revision!r} on the hub") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        # Everything else: no network, HF_HUB_OFFLINE, a server's error, a full disk.
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise DownloadError(
+            f"{name} could not be fetched from the hub and is not whole in its cache ({reason}). "
+            "Without a network (or with HF_HUB_OFFLINE set) only what was pulled before can be "
+            "used: give the path of a folder or a .gguf file, or see `foretell models`"
+        ) from error
+    except Exception as error:
+        # The hub's client raises its HTTP library's own errors too, of which we import none.
+        raise DownloadError(f"{name} could not be fetched from the hub ({error})") from error
+    return Path(folder)
+
+
+def _cached_repositories() -> list[CachedModel]:
+    import huggingface_hub
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = huggingface_hub.scan_cache_dir().repos
+    except (CacheNotFound, ValueError, OSError):
+        return []
+    models = []
+    for repository in sorted(repositories, key=lambda repository: repository.repo_id):
+        if repository.repo_type != "model":
+            continue
+        newest = max(repository.revisions, key=lambda one: one.last_modified, default=None)
+        names = set() if newest is None else {file.file_name for file in newest.files}
+        if newest is None or "config.json" not in names:
+            continue
+        if any(name.endswith(".safetensors") for name in names):
+            models.append(
+                CachedModel(repository.repo_id, newest.snapshot_path, newest.size_on_disk)
+            )
+    return models
+
+
+__all__ = [
+    "DEMO",
+    "CachedModel",
+    "cached_demo",
+    "demo_path",
+    "is_repository_name",
+    "list_cached",
+    "pull",
+    "snapshot_path",
+    "where",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,30 +36,33 @@ def open_checkpoint(
     *,
     tokenizer: str | Path | None = None,
     revision: str | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Checkpoint:
     """Find and check a model without reading its weights.
 
     `source` is "demo", a folder with config.json and safetensors, a .gguf file, or a repository on
     the hub ("org/name", at `revision`). `tokenizer` is a tokenizer.json to use instead of the
-    model's own.
+    model's own. `progress` is told in sentences about anything slow (a download).
 
     Raises ModelNotFoundError, DownloadError, UnsupportedModelError, CorruptModelError and
     TokenizerError; the message names the file and the field or tensor.
     """
-    path = _resolve(source, revision)
+    path = _resolve(source, revision, progress)
     own = None if tokenizer is None else Tokenizer.from_file(tokenizer)
     checkpoint = _open_folder(path, own) if path.is_dir() else _open_gguf(path, own)
     _check_fit(checkpoint)
     return checkpoint
 
 
-def _resolve(source: str | Path, revision: str | None) -> Path:
+def _resolve(
+    source: str | Path, revision: str | None, progress: Callable[[str], None] | None
+) -> Path:
     path = Path(source)
     if path.exists():
         return path
     name = str(source)
     if name == _hub.DEMO:
-        return _hub.demo_path()
+        return _hub.demo_path(progress)
     if isinstance(source, Path) or not _hub.is_repository_name(name):
         raise ModelNotFoundError(
             f"there is no file or folder {name!r}; give a folder with config.json, a .gguf file, "
