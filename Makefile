@@ -1,0 +1,30 @@
+# Each target makes the virtual environment it needs; PYTHON=... chooses the interpreter.
+export PYTHON
+
+.PHONY: help demo test oracle lint docs soak clean
+
+help: ## Show the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+demo: ## Plain and speculative decoding side by side, on the demo model
+	@scripts/demo
+
+test: ## The test suite (ARGS=... goes to pytest)
+	@scripts/test $(ARGS)
+
+oracle: ## The tests against torch and transformers
+	@scripts/oracle $(ARGS)
+
+lint: ## Lint, format, types, documents
+	@scripts/check
+
+docs: ## Write the generated documents
+	@scripts/venv .venv test
+	@.venv/bin/python scripts/make_cli_docs.py
+
+soak: ## Compare speculative with plain decoding at random for MINUTES (10)
+	@scripts/venv .venv test
+	@.venv/bin/python scripts/soak/soak.py --minutes $(or $(MINUTES),10) --output soak.json
+
+clean: ## Remove the environments and caches
+	rm -rf .venv .venv-demo .venv-dev .venv-oracle .pytest_cache .mypy_cache .ruff_cache .hypothesis
