@@ -226,11 +226,13 @@ def rope_inverse_frequencies(config: DecoderConfig) -> npt.NDArray[np.float32]:
 
     The same arithmetic, in float32 and in the same order, as transformers'
     `compute_default_rope_parameters`, `_compute_linear_scaling_rope_parameters` and
-    `_compute_llama3_parameters`, whose attention factor is 1.
+    `_compute_llama3_parameters`, whose attention factor is 1. The power alone is computed in
+    float64 and rounded: float32 powers differ between libraries and processors in the last bit.
     """
     one = np.float32(1)
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    frequencies = one / np.power(np.float32(config.rope_theta), exponents)
+    powers = np.power(np.float64(config.rope_theta), exponents.astype(np.float64))
+    frequencies = one / powers.astype(np.float32)
     scaling = config.rope_scaling
     factor = np.float32(scaling.factor)
     if scaling.kind == "linear":
@@ -240,10 +242,11 @@ def rope_inverse_frequencies(config: DecoderConfig) -> npt.NDArray[np.float32]:
     elif scaling.kind == "llama3":
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         length = scaling.original_max_length
-        wavelengths = np.float32(2 * math.pi) / frequencies
+        # torch divides a number by an array as reciprocal times number: two roundings.
+        wavelengths = one / frequencies * np.float32(2 * math.pi)
         is_low = wavelengths > np.float32(length / low)
         is_high = wavelengths < np.float32(length / high)
-        kept = np.float32(length) / wavelengths
+        kept = one / wavelengths * np.float32(length)
         smooth = (kept - np.float32(low)) / np.float32(high - low)
         between = (one - smooth) * frequencies / factor + smooth * frequencies
         frequencies = np.where(is_low, frequencies / factor, frequencies)
