@@ -201,7 +201,7 @@ class Engine:
             for event in _token_events(emitted, number):
                 text.append(event.text)
                 yield event
-        rest = request.stops.cancel()
+        rest = request.stops.finish()
         text.append(rest)
         assert request.finish is not None
         result = Generation(

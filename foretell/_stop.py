@@ -56,41 +56,53 @@ class StopConditions:
     def push(self, token: int) -> tuple[str, FinishReason | None]:
         """The text that became certain with ``token``, and the reason if it ends the output."""
         self._count += 1
-        if token in self._eos_token_ids:
-            return self._flush(), FinishReason.STOP
-        self._held += self._decoder.push(token) if self._decoder else ""
-        if token in self._stop_token_ids:
-            return self._flush(), FinishReason.STOP
-        if self._cut_at_stop_string():
-            return self._release(len(self._held)), FinishReason.STOP
-        reason = None
-        if self._count == self._max_tokens:
-            reason = FinishReason.LENGTH
-        elif self._count == self._max_context_tokens:
-            reason = FinishReason.CONTEXT
+        if self._decoder and token not in self._eos_token_ids:
+            self._held += self._decoder.push(token)
+        reason = self._reason(token)
         if reason is not None:
-            return self._flush(), reason
-        return self._release(len(self._held) - self._overlap()), None
+            self._drain()
+        if self._cut_at_stop_string():
+            reason = FinishReason.STOP
+        if reason is None:
+            return self._release(len(self._held) - self._overlap()), None
+        self._decoder = None  # what it may still hold lies behind the end
+        return self._release(len(self._held)), reason
 
-    def cancel(self) -> str:
+    def finish(self) -> str:
         """The text still held back, when the output ends between tokens."""
-        return self._flush()
-
-    def _flush(self) -> str:
-        # What the decoder held back (half a character) can complete a stop string, too.
-        self._held += self._decoder.finish() if self._decoder else ""
+        self._drain()
         self._cut_at_stop_string()
         return self._release(len(self._held))
+
+    def _reason(self, token: int) -> FinishReason | None:
+        """Why ``token`` is the last one, whatever the text says."""
+        if token in self._eos_token_ids or token in self._stop_token_ids:
+            return FinishReason.STOP
+        if self._count == self._max_tokens:
+            return FinishReason.LENGTH
+        if self._count == self._max_context_tokens:
+            return FinishReason.CONTEXT
+        return None
+
+    def _drain(self) -> None:
+        # What the decoder holds back (half a character) can complete a stop string, too.
+        if self._decoder:
+            self._held += self._decoder.finish()
+            self._decoder = None
 
     def _release(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
         return text
 
     def _cut_at_stop_string(self) -> bool:
-        starts = [self._held.find(stop) for stop in self._stop_strings]
-        found = [start for start in starts if start >= 0]
+        """Cut at the stop string completed first, so that token boundaries do not matter."""
+        found = []
+        for stop in self._stop_strings:
+            start = self._held.find(stop)
+            if start >= 0:
+                found.append((start + len(stop), start))
         if found:
-            self._held = self._held[: min(found)]
+            self._held = self._held[: min(found)[1]]
         return bool(found)
 
     def _overlap(self) -> int:
