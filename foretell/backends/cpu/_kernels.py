@@ -1,0 +1,419 @@
+"""The arithmetic of a decoder layer, a row at a time.
+
+Row invariance: nothing here depends on how many rows there are, which thread runs them, or how
+they were cut into passes. Every sum has one written order (see ``_simd``), and what a row reads
+of the cache it reads in blocks aligned to position 0 of its sequence.
+
+All arguments called ``x``, ``out``, ... are addresses; strides and offsets count bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from foretell.backends.cpu._simd import (
+    BF16,
+    F32,
+    add8,
+    div8,
+    dot_tile,
+    exp2_integer8,
+    fma8,
+    load8,
+    load8_bf16,
+    load8_some,
+    load_bf16,
+    load_f32,
+    load_i64,
+    max8,
+    maximum8,
+    min8,
+    mul8,
+    round8,
+    score_tile,
+    splat8,
+    store8,
+    store_f32,
+    sub8,
+    sum8,
+    value_tile,
+    zero_below8,
+)
+
+BLOCK = 64
+"""Positions in a block of keys: one page of the cache, and the unit of attention's sums."""
+GROUP = 8  # keys side by side in a vector
+TILE_OUTPUTS = 8  # outputs whose weights stay in the first-level cache while all rows use them
+CONVERT_FROM_ROWS = 9  # more rows than this share one conversion of the weights
+
+_zero = np.float32(0.0)
+_one = np.float32(1.0)
+_lowest = np.float32(-np.inf)
+
+# -- linear layers -------------------------------------------------------------------------------
+
+_f32_1x4, _f32_2x4, _f32_3x2, _f32_4x2 = (
+    dot_tile(rows, outputs, F32) for rows, outputs in ((1, 4), (2, 4), (3, 2), (4, 2))
+)
+_f32_1x1, _f32_2x1, _f32_3x1, _f32_4x1 = (dot_tile(rows, 1, F32) for rows in (1, 2, 3, 4))
+_bf16_1x4, _bf16_2x4, _bf16_3x2, _bf16_4x2 = (
+    dot_tile(rows, outputs, BF16) for rows, outputs in ((1, 4), (2, 4), (3, 2), (4, 2))
+)
+_bf16_1x1, _bf16_2x1, _bf16_3x1, _bf16_4x1 = (dot_tile(rows, 1, BF16) for rows in (1, 2, 3, 4))
+
+
+@njit
+def _tiles_f32(rows, outputs, x, x_stride, w, w_stride, k, out, out_stride):
+    """``rows`` <= 4 against ``outputs`` rows of float32 weights."""
+    n = 0
+    if rows == 4:
+        while n + 2 <= outputs:
+            _f32_4x2(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+            n += 2
+        if n < outputs:
+            _f32_4x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+    elif rows == 3:
+        while n + 2 <= outputs:
+            _f32_3x2(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+            n += 2
+        if n < outputs:
+            _f32_3x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+    elif rows == 2:
+        while n + 4 <= outputs:
+            _f32_2x4(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+            n += 4
+        while n < outputs:
+            _f32_2x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+            n += 1
+    else:
+        while n + 4 <= outputs:
+            _f32_1x4(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+            n += 4
+        while n < outputs:
+            _f32_1x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+            n += 1
+
+
+@njit
+def _tiles_bf16(rows, outputs, x, x_stride, w, w_stride, k, out, out_stride):
+    """``rows`` <= 4 against ``outputs`` rows of bfloat16 weights."""
+    n = 0
+    if rows == 4:
+        while n + 2 <= outputs:
+            _bf16_4x2(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+            n += 2
+        if n < outputs:
+            _bf16_4x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+    elif rows == 3:
+        while n + 2 <= outputs:
+            _bf16_3x2(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+            n += 2
+        if n < outputs:
+            _bf16_3x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+    elif rows == 2:
+        while n + 4 <= outputs:
+            _bf16_2x4(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+            n += 4
+        while n < outputs:
+            _bf16_2x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+            n += 1
+    else:
+        while n + 4 <= outputs:
+            _bf16_1x4(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+            n += 4
+        while n < outputs:
+            _bf16_1x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
+            n += 1
+
+
+@njit
+def weight_row_bytes(kind, k):
+    """Size of one output's weights."""
+    return 2 * k if kind == BF16 else 4 * k
+
+
+@njit
+def load_row(kind, source, k, out):
+    """``k`` stored weights as float32; writes up to 7 floats past the end."""
+    whole = k & -8
+    if kind == BF16:
+        for i in range(0, whole, 8):
+            store8(out + 4 * i, load8_bf16(source + 2 * i))
+        for i in range(whole, k):
+            store_f32(out + 4 * i, load_bf16(source + 2 * i))
+    else:
+        for i in range(0, whole, 8):
+            store8(out + 4 * i, load8(source + 4 * i))
+        for i in range(whole, k):
+            store_f32(out + 4 * i, load_f32(source + 4 * i))
+    for i in range(k, (k + 7) & -8):
+        store_f32(out + 4 * i, _zero)
+
+
+@njit
+def linear(rows, x, x_stride, kind, w, k, first, last, out, out_stride, scratch):
+    """Outputs ``first`` to ``last`` of x @ w.T for every row; ``out`` is where output 0 goes.
+
+    A few outputs at a time stay in the first-level cache while all rows use them, so memory
+    is read once. ``scratch`` holds TILE_OUTPUTS rows of k floats.
+    """
+    row_bytes = weight_row_bytes(kind, k)
+    for begin in range(first, last, TILE_OUTPUTS):
+        outputs = min(TILE_OUTPUTS, last - begin)
+        weights = w + begin * row_bytes
+        stride = row_bytes
+        as_f32 = kind == F32
+        if not as_f32 and rows >= CONVERT_FROM_ROWS:
+            stride = 4 * ((k + 7) & -8)
+            for n in range(outputs):
+                load_row(kind, weights + n * row_bytes, k, scratch + n * stride)
+            weights = scratch
+            as_f32 = True
+        for row in range(0, rows, 4):
+            count = min(4, rows - row)
+            xs = x + row * x_stride
+            target = out + row * out_stride + 4 * begin
+            if as_f32:
+                _tiles_f32(count, outputs, xs, x_stride, weights, stride, k, target, out_stride)
+            else:
+                _tiles_bf16(count, outputs, xs, x_stride, weights, stride, k, target, out_stride)
+
+
+@njit
+def add_bias(rows, out, out_stride, bias, first, last):
+    """Add ``bias`` (0: none) to the outputs of every row."""
+    if bias != 0:
+        for row in range(rows):
+            base = out + row * out_stride
+            for n in range(first, last):
+                store_f32(base + 4 * n, load_f32(base + 4 * n) + load_f32(bias + 4 * n))
+
+
+@njit
+def add_residual(rows, out, out_stride, x, x_stride, first, last):
+    """x += out over the outputs ``first`` to ``last``."""
+    for row in range(rows):
+        for n in range(first, last):
+            target = x + row * x_stride + 4 * n
+            store_f32(target, load_f32(target) + load_f32(out + row * out_stride + 4 * n))
+
+
+# -- functions of one row --------------------------------------------------------------------------
+
+
+@njit
+def exp8(v):
+    """e to the power of 8 floats, within 2 units in the last place; 0 below -87.
+
+    Range reduction by multiples of ln 2 and a polynomial of degree 6 (Cephes, Moshier).
+    """
+    x = max8(min8(v, splat8(np.float32(88.0))), splat8(np.float32(-87.0)))
+    n = round8(mul8(x, splat8(np.float32(1.4426950408889634))))
+    r = fma8(n, splat8(np.float32(-0.693359375)), x)
+    r = fma8(n, splat8(np.float32(2.12194440e-4)), r)
+    p = splat8(np.float32(1.9875691500e-4))
+    p = fma8(p, r, splat8(np.float32(1.3981999507e-3)))
+    p = fma8(p, r, splat8(np.float32(8.3334519073e-3)))
+    p = fma8(p, r, splat8(np.float32(4.1665795894e-2)))
+    p = fma8(p, r, splat8(np.float32(1.6666665459e-1)))
+    p = fma8(p, r, splat8(np.float32(5.0000001201e-1)))
+    p = add8(fma8(p, mul8(r, r), r), splat8(_one))
+    return zero_below8(v, splat8(np.float32(-87.0)), mul8(p, exp2_integer8(n)))
+
+
+@njit
+def silu_times(gate, up, first, last):
+    """gate = silu(gate) * up over the floats ``first`` to ``last``, whole vectors of 8."""
+    for n in range(first, last, 8):
+        g = load8(gate + 4 * n)
+        sigmoid = div8(splat8(_one), add8(splat8(_one), exp8(sub8(splat8(_zero), g))))
+        store8(gate + 4 * n, mul8(mul8(g, sigmoid), load8(up + 4 * n)))
+
+
+@njit
+def rms_norm(x, weight, out, n, epsilon):
+    """out = x / sqrt(mean(x^2) + epsilon) * weight; rows are padded to whole vectors of 8."""
+    squares = splat8(_zero)
+    whole = n & -8
+    for i in range(0, whole, 8):
+        v = load8(x + 4 * i)
+        squares = fma8(v, v, squares)
+    if whole < n:
+        v = load8_some(x + 4 * whole, n - whole)
+        squares = fma8(v, v, squares)
+    scale = splat8(_one / np.sqrt(sum8(squares) / np.float32(n) + epsilon))
+    for i in range(0, whole, 8):
+        store8(out + 4 * i, mul8(mul8(load8(x + 4 * i), scale), load8(weight + 4 * i)))
+    if whole < n:
+        v = mul8(mul8(load8_some(x + 4 * whole, n - whole), scale), load8(weight + 4 * whole))
+        store8(out + 4 * whole, v)
+
+
+@njit
+def rms_norm_in_place(x, weight, n, epsilon):
+    """Like rms_norm, where other data lies right behind the row."""
+    squares = splat8(_zero)
+    whole = n & -8
+    for i in range(0, whole, 8):
+        v = load8(x + 4 * i)
+        squares = fma8(v, v, squares)
+    if whole < n:
+        v = load8_some(x + 4 * whole, n - whole)
+        squares = fma8(v, v, squares)
+    scale = _one / np.sqrt(sum8(squares) / np.float32(n) + epsilon)
+    for i in range(n):
+        store_f32(x + 4 * i, load_f32(x + 4 * i) * scale * load_f32(weight + 4 * i))
+
+
+@njit
+def rotate(x, cos, sin, half):
+    """Rotary embedding in place: element i of the first half pairs with i of the second."""
+    for i in range(half):
+        c, s = load_f32(cos + 4 * i), load_f32(sin + 4 * i)
+        a, b = load_f32(x + 4 * i), load_f32(x + 4 * (half + i))
+        store_f32(x + 4 * i, a * c - b * s)
+        store_f32(x + 4 * (half + i), b * c + a * s)
+
+
+# -- attention ---------------------------------------------------------------------------------------
+#
+# A page holds BLOCK positions: for each layer and key head, the keys as (BLOCK / 8, head_dim, 8),
+# so that one vector is the same element of 8 keys, then the values as (BLOCK, padded head_dim).
+
+_score_1x2, _score_2x2, _score_3x2, _score_4x2 = (score_tile(queries, 2) for queries in range(1, 5))
+_value_1, _value_2, _value_4, _value_8 = (value_tile(vectors) for vectors in (1, 2, 4, 8))
+
+
+@njit
+def store_key_value(key, value, head_dim, keys, values, value_stride, slot):
+    """Put one position's key and value into a page's arrays."""
+    target = keys + 4 * ((slot // GROUP) * GROUP * head_dim + slot % GROUP)
+    for d in range(head_dim):
+        store_f32(target + 4 * GROUP * d, load_f32(key + 4 * d))
+        store_f32(values + slot * value_stride + 4 * d, load_f32(value + 4 * d))
+
+
+@njit
+def copy_key_value(keys, values, slot, to_keys, to_values, to_slot, head_dim, value_stride):
+    """Copy one position from a page's arrays to another's, or to another slot."""
+    source = keys + 4 * ((slot // GROUP) * GROUP * head_dim + slot % GROUP)
+    target = to_keys + 4 * ((to_slot // GROUP) * GROUP * head_dim + to_slot % GROUP)
+    for d in range(head_dim):
+        store_f32(target + 4 * GROUP * d, load_f32(source + 4 * GROUP * d))
+        store_f32(
+            to_values + to_slot * value_stride + 4 * d,
+            load_f32(values + slot * value_stride + 4 * d),
+        )
+
+
+@njit
+def scores(queries, q, q_stride, keys, head_dim, count, out, out_stride):
+    """Unscaled scores of all queries with the first ``count`` keys of a block, 16 at a time."""
+    for group in range(0, (count + 7) // 8, 2):
+        k = keys + 4 * group * GROUP * head_dim
+        target = out + 4 * GROUP * group
+        done = 0
+        while done < queries:
+            source, to = q + done * q_stride, target + done * out_stride
+            left = queries - done
+            if left >= 4:
+                _score_4x2(source, q_stride, k, head_dim, to, out_stride)
+            elif left == 3:
+                _score_3x2(source, q_stride, k, head_dim, to, out_stride)
+            elif left == 2:
+                _score_2x2(source, q_stride, k, head_dim, to, out_stride)
+            else:
+                _score_1x2(source, q_stride, k, head_dim, to, out_stride)
+            done += 4
+
+
+@njit
+def exponentials(row, count, scale):
+    """row = exp(row * scale - max) over ``count`` scores; returns the maximum and the sum."""
+    whole = count & -8
+    factor = splat8(scale)
+    top = splat8(_lowest)
+    for i in range(0, whole, 8):
+        v = mul8(load8(row + 4 * i), factor)
+        store8(row + 4 * i, v)
+        top = max8(top, v)
+    highest = maximum8(top)
+    for i in range(whole, count):
+        v = load_f32(row + 4 * i) * scale
+        store_f32(row + 4 * i, v)
+        highest = max(highest, v)
+    total = splat8(_zero)
+    peak = splat8(highest)
+    for i in range(0, whole, 8):
+        v = exp8(sub8(load8(row + 4 * i), peak))
+        store8(row + 4 * i, v)
+        total = add8(total, v)
+    if whole < count:
+        store8(row + 4 * whole, exp8(sub8(load8(row + 4 * whole), peak)))
+        total = add8(total, load8_some(row + 4 * whole, count - whole))
+    return highest, sum8(total)
+
+
+@njit
+def weighted_values(weights, values, value_stride, count, out):
+    """The sum of ``count`` value rows, each times its weight."""
+    vectors = value_stride // 32
+    part = 0
+    while vectors - part >= 8:
+        _value_8(weights, values + 32 * part, value_stride, count, out + 32 * part)
+        part += 8
+    if vectors - part >= 4:
+        _value_4(weights, values + 32 * part, value_stride, count, out + 32 * part)
+        part += 4
+    if vectors - part >= 2:
+        _value_2(weights, values + 32 * part, value_stride, count, out + 32 * part)
+        part += 2
+    if vectors - part == 1:
+        _value_1(weights, values + 32 * part, value_stride, count, out + 32 * part)
+
+
+@njit
+def merge_block(state, block, vectors):
+    """Fold a block's (sum of values, maximum, sum of weights) into a row's, left to right.
+
+    Both are ``vectors`` x 8 floats, then the maximum, then the sum.
+    """
+    tail = 32 * vectors
+    old, new = load_f32(state + tail), load_f32(block + tail)
+    highest = max(old, new)
+    keep = exp8(splat8(old - highest))
+    take = exp8(splat8(new - highest))
+    for part in range(vectors):
+        at = 32 * part
+        v = mul8(load8(state + at), keep)
+        store8(state + at, fma8(load8(block + at), take, v))
+    total = mul8(splat8(load_f32(state + tail + 4)), keep)
+    total = fma8(splat8(load_f32(block + tail + 4)), take, total)
+    store_f32(state + tail, highest)
+    store_f32(state + tail + 4, maximum8(total))
+
+
+@njit
+def copy_floats(source, target, count):
+    """``count`` floats from one address to another."""
+    for i in range(count):
+        store_f32(target + 4 * i, load_f32(source + 4 * i))
+
+
+@njit
+def gather_block(
+    first, count, prefix, path, pages, offset, head_dim, value_stride, out_keys, out_values
+):
+    """Lay out the keys and values of a tree node's positions as in a page.
+
+    Positions below ``prefix`` lie in their own slot, position prefix + i in slot ``path[i]``.
+    """
+    size = 4 * BLOCK * head_dim
+    for i in range(count):
+        position = first + i
+        slot = position if position < prefix else load_i64(path + 8 * (position - prefix))
+        keys = load_i64(pages + 8 * (slot // BLOCK)) + offset
+        copy_key_value(
+            keys, keys + size, slot % BLOCK, out_keys, out_values, i, head_dim, value_stride
+        )
