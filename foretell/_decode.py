@@ -21,7 +21,8 @@ class Request:
     """One generation in progress.
 
     ``session`` holds every token of ``tokens`` but the last one emitted; before prefill it may
-    hold any prefix of the prompt.
+    hold any prefix of the prompt. Whatever ends or breaks the request, it holds a prefix of
+    ``tokens``.
     """
 
     session: Session
@@ -62,15 +63,14 @@ def prefill(model: Model, request: Request) -> Emitted:
         session.keep(range(len(chunk)))
         if last or request.is_cancelled():
             break
-    accepted, pieces = Accepted((), (), Origin.PLAIN), []
-    if last:
-        token = request.choose(output.logits[0], prompt, len(prompt))
-        accepted, pieces = trim(request, Accepted((0,), (token,), Origin.PLAIN))
-        request.policy.observe(Draft(), output, accepted)
-        request.tokens.extend(accepted.tokens)
-    else:
-        request.finish = FinishReason.CANCELLED
     request.stats.prefill_seconds = perf_counter() - began
+    if not last:
+        request.finish = FinishReason.CANCELLED
+        return Emitted((), (), ())
+    token = request.choose(output.logits[0], prompt, len(prompt))
+    accepted, pieces = trim(request, Accepted((0,), (token,), Origin.PLAIN))
+    request.tokens.extend(accepted.tokens)
+    request.policy.observe(Draft(), output, accepted)
     return Emitted(accepted.tokens, accepted.origins, pieces)
 
 
@@ -98,9 +98,9 @@ def advance(request: Request, draft: Draft, output: Output) -> Emitted:
     verdict = match(draft, output.logits, request.choose, request.tokens)
     accepted, pieces = trim(request, verdict)
     request.session.keep(accepted.nodes)
-    request.policy.observe(draft, output, accepted)
-    request.stats.record(draft, accepted)
     request.tokens.extend(accepted.tokens)
+    request.stats.record(draft, accepted)
+    request.policy.observe(draft, output, accepted)
     return Emitted(accepted.tokens, accepted.origins, pieces)
 
 
@@ -112,7 +112,7 @@ def trim(request: Request, accepted: Accepted) -> tuple[Accepted, list[str]]:
     if request.is_cancelled():
         request.finish = FinishReason.CANCELLED
         return accepted.cut(0), []
-    pieces = []
+    pieces: list[str] = []
     for token in accepted.tokens:
         piece, request.finish = request.stops.push(token)
         pieces.append(piece)

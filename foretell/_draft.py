@@ -63,6 +63,21 @@ class Draft:
             return node == len(self.tokens)
         return node not in self.parents[1:]
 
+    def first_branch(self) -> Draft:
+        """The chain that takes the first child at every node, for models that verify no trees."""
+        if self.parents is None:
+            return self
+        branch: list[int] = []
+        node = 0
+        for child, parent in enumerate(self.parents):
+            if child and parent == node:
+                branch.append(child - 1)
+                node = child
+        return Draft(
+            tuple(self.tokens[i] for i in branch),
+            probabilities=tuple(self.probabilities[i] for i in branch if self.probabilities),
+        )
+
     @property
     def depth(self) -> int:
         """Length of the longest path of drafted tokens."""

@@ -11,7 +11,10 @@ from foretell._verify import Accepted
 
 
 class FixedPolicy:
-    """Drafts up to ``num_draft_tokens`` at every step; the first drafter with an idea wins."""
+    """Drafts up to ``num_draft_tokens`` at every step; the first drafter with an idea wins.
+
+    Where the model verifies no trees, a tree is cut to its first branch.
+    """
 
     def __init__(self, model: Model, drafters: Sequence[Drafter], num_draft_tokens: int) -> None:
         if (
@@ -26,6 +29,7 @@ class FixedPolicy:
         self.num_draft_tokens = num_draft_tokens
         self.drafters = [drafter.spawn() for drafter in drafters] if num_draft_tokens else []
         self._vocab_size = model.vocab_size
+        self._trees = model.capabilities.tree
         if self.drafters:
             model.capabilities.require("rollback")
 
@@ -42,7 +46,7 @@ class FixedPolicy:
                 draft = drafter.propose(context, limit)
                 if draft.tokens:
                     self._check(drafter, draft, limit)
-                    return draft
+                    return draft if self._trees else draft.first_branch()
         return Draft()
 
     def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell._errors import ForetellError, OptionError
+from foretell._errors import CorruptModelError, OptionError
 from foretell._model import FloatArray
 from foretell._verify import Choose
 
@@ -37,8 +37,10 @@ class SamplingParams:
         object.__setattr__(self, "stop", _tuple_of(stop, str, "stop", "a string or list of them"))
         ids = _tuple_of(self.stop_token_ids, int, "stop_token_ids", "a list of token ids")
         object.__setattr__(self, "stop_token_ids", ids)
-        if self.max_tokens is not None and not (_is_int(self.max_tokens) and self.max_tokens >= 1):
-            raise OptionError(f"max_tokens is {self.max_tokens!r}; use a whole number from 1, or None")
+        if self.max_tokens is not None and not (is_int(self.max_tokens) and self.max_tokens >= 1):
+            raise OptionError(
+                f"max_tokens is {self.max_tokens!r}; use a whole number from 1, or None"
+            )
         if "" in self.stop:
             raise OptionError("stop holds an empty string, which would end every text at once")
         if not isinstance(self.ignore_eos, bool):
@@ -70,14 +72,15 @@ def greedy(logits: FloatArray, history: Sequence[int], position: int) -> int:
     """The id with the largest logit, ties to the lowest id; a NaN is an error."""
     token = int(np.argmax(logits))
     if np.isnan(logits[token]):  # argmax gives the first NaN precedence over every number
-        raise ForetellError(
+        raise CorruptModelError(
             f"the model gave NaN for token {token} at position {position}; its weights or the "
             "cache are damaged"
         )
     return token
 
 
-def _is_int(value: object) -> bool:
+def is_int(value: object) -> bool:
+    """Whether ``value`` is a whole number and not a bool, which Python takes for one."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -85,6 +88,6 @@ def _tuple_of(values: object, kind: type, name: str, what: str) -> tuple[Any, ..
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise OptionError(f"{name} is {values!r}; use {what}")
     for value in values:
-        if not (_is_int(value) if kind is int else isinstance(value, kind)):
+        if not (is_int(value) if kind is int else isinstance(value, kind)):
             raise OptionError(f"{name} holds {value!r}; use {what}")
     return tuple(values)

@@ -42,10 +42,13 @@ class Accepted:
     last_origin: Origin
 
     def cut(self, count: int) -> Accepted:
-        """The first ``count`` tokens, with the nodes plain decoding would have cached for them."""
+        """The first ``count`` tokens, with the nodes plain decoding would have cached for them.
+
+        Node 0 stays in any case: it was emitted before.
+        """
         if count >= len(self.tokens):
             return self
-        return Accepted(self.nodes[:count], self.tokens[:count], Origin.DRAFT)
+        return Accepted(self.nodes[: max(count, 1)], self.tokens[:count], Origin.DRAFT)
 
     @property
     def origins(self) -> tuple[Origin, ...]:

@@ -44,7 +44,7 @@ class PromptLookup(Drafter):
                     self._ends[tuple(context[end - length : end])] = end
         self._indexed = max(self._indexed, len(context) - 1)
         for length in self._lengths:
-            end = self._ends.get(tuple(context[-length:]))
-            if end is not None:
-                return Draft(tuple(context[end : end + limit]))
+            place = self._ends.get(tuple(context[-length:]))
+            if place is not None:
+                return Draft(tuple(context[place : place + limit]))
         return Draft()
