@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from types import FrameType
 from typing import Any, Self
 
@@ -11,24 +10,22 @@ from typing import Any, Self
 class Interrupt:
     """While entered, the first Ctrl-C sets ``requested``; a second one raises KeyboardInterrupt.
 
-    So a step in progress is finished, its tokens are shown and the cache stays consistent. Outside
-    the main thread, where Python delivers no signals, it does nothing.
+    So a step in progress is finished, its tokens are shown and the cache stays consistent. Where
+    Ctrl-C is ignored (a shell's background jobs), it stays ignored.
     """
 
     def __init__(self) -> None:
         self.requested = False
-        self._previous: Any = None
-        self._installed = False
+        self._previous: Any = signal.SIG_IGN
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._handle)
-            self._installed = True
+        self._previous = signal.getsignal(signal.SIGINT)
+        if self._previous is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, self._previous)
+        signal.signal(signal.SIGINT, self._previous)
 
     def __call__(self) -> bool:
         """Whether to stop; what the engine asks at every step."""

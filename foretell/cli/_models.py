@@ -15,7 +15,7 @@ def show_cached() -> None:
         progress("no models yet; `foretell models pull demo` fetches the demo model")
     width = max((len(model.name) for model in models), default=0)
     for model in models:
-        size = f"{model.size_bytes / 1e6:,.0f} MB"
+        size = f"{model.size / 1e6:,.0f} MB"
         sys.stdout.write(visible(f"{model.name:<{width}}  {size:>10}  {model.path}") + "\n")
 
 

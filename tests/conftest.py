@@ -1,0 +1,43 @@
+"""Fixtures that several files of tests share."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from fake_engine import fake_engine
+
+from foretell.cli import _load, main
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command line wrote and returned."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Ran]:
+    """`run("generate", "hello", stdin=b"")`: the command line in this process, on pipes."""
+
+    def run(*arguments: str, stdin: bytes = b"", **settings: Any) -> Ran:
+        monkeypatch.setattr(_load, "load_engine", lambda opts: fake_engine(opts, **settings))
+        monkeypatch.setattr(sys, "argv", ["foretell", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8"))
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        sys.stdout.flush()
+        out, err = capfdbinary.readouterr()
+        code = exit_.value.code
+        return Ran(code if isinstance(code, int) else 0, out.decode(), err.decode())
+
+    return run
