@@ -60,7 +60,9 @@ def where(name: str) -> Path:
     for model in list_cached():
         if model.name == name:
             return model.path
-    raise ModelNotFoundError(f"{name!r} is not in the cache; pull it with `foretell pull {name}`")
+    raise ModelNotFoundError(
+        f"{name!r} is not in the cache; pull it with `foretell models pull {name}`"
+    )
 
 
 def pull(name: str, progress: Callable[[str], None] | None = None) -> Path:
