@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,17 @@ from foretell._errors import (
 from foretell._model import Model, Session
 from foretell._policy import FixedPolicy
 from foretell._result import Event, Generation
-from foretell._sampling import SamplingParams, make_choose
+from foretell._sampling import SamplingParams, is_int, make_choose
 from foretell._stop import StopConditions
 from foretell._tokenizer import StreamDecoder, Tokenizer
+from foretell._verify import Origin
 from foretell.drafters import DraftModel, PromptLookup
 
 DRAFTERS = ("prompt_lookup", "draft_model")
 DEFAULT_NUM_DRAFT_TOKENS = 4
 
 Message = Mapping[str, str]
-Prompt = str | Sequence[int]
+Prompt = str | Iterable[int]
 Progress = Callable[[str], None]
 
 
@@ -186,15 +187,13 @@ class Engine:
             decoder=None if self.tokenizer is None else StreamDecoder(self.tokenizer),
         )
         policy = FixedPolicy(self.model, self.drafters, num_draft_tokens)
-        request = Request(session, tokens, make_choose(params), policy, stops)
-        if is_cancelled is not None:
-            request.is_cancelled = is_cancelled
-        return request
+        choose = make_choose(params)
+        return Request(session, tokens, choose, policy, stops, is_cancelled or (lambda: False))
 
     def _events(self, request: Request, prompt_tokens: int) -> Iterator[Event]:
         text: list[str] = []
         ids: list[int] = []
-        origins = []
+        origins: list[Origin] = []
         for number, emitted in enumerate(decode(self.model, request)):
             ids += emitted.tokens
             origins += emitted.origins
@@ -245,6 +244,7 @@ class Chat:
             self.messages.append({"role": "system", "content": system})
         self.session = engine.model.new_session()
         self._tokens: list[int] = []
+        self._turn: Generator[Event] | None = None
 
     def send(self, text: str, **options: Any) -> Generation:
         """One turn: the user says ``text``; returns the answer. Options as for ``generate``."""
@@ -262,20 +262,24 @@ class Chat:
         is_cancelled: Callable[[], bool] | None = None,
         **options: Any,
     ) -> Iterator[Event]:
-        """One turn, as events. The turn counts once its last event has been read."""
+        """One turn, as events. The turn counts once its last event has been read.
+
+        A turn that is still running when the next one begins is closed, and does not count.
+        """
         if not text:
             raise EmptyPromptError("the message is empty; say something")
         params = SamplingParams.from_options(sampling, options)
         messages = [*self.messages, {"role": "user", "content": text}]
         tokens = self.engine.encode(messages=messages)
+        if self._turn is not None:
+            self._turn.close()
         self._rewind(tokens)
-        request = self.engine._request(
-            tokens, params, num_draft_tokens, self.session, is_cancelled
-        )
+        request = self.engine._request(tokens, params, num_draft_tokens, self.session, is_cancelled)
         self._tokens = request.tokens
-        return self._turn(messages, self.engine._events(request, len(tokens)))
+        self._turn = self._record(messages, self.engine._events(request, len(tokens)))
+        return self._turn
 
-    def _turn(self, messages: list[dict[str, str]], events: Iterator[Event]) -> Iterator[Event]:
+    def _record(self, messages: list[dict[str, str]], events: Iterator[Event]) -> Generator[Event]:
         for event in events:
             if event.result is not None:
                 self.messages = [*messages, {"role": "assistant", "content": event.result.text}]
@@ -287,7 +291,10 @@ class Chat:
         common = 0
         while common < longest and tokens[common] == self._tokens[common]:
             common += 1
-        self.session.rollback(self.session.length - common)
+        if self.engine.model.capabilities.rollback:
+            self.session.rollback(self.session.length - common)
+        elif common < self.session.length:
+            self.session = self.engine.model.new_session()
 
 
 def _token_events(emitted: Emitted, step: int) -> Iterator[Event]:
@@ -296,7 +303,7 @@ def _token_events(emitted: Emitted, step: int) -> Iterator[Event]:
 
 
 def _check_drafters(drafters: Sequence[str | Drafter], draft: object) -> None:
-    if isinstance(drafters, str):
+    if not isinstance(drafters, list | tuple):
         raise OptionError(f"drafters is {drafters!r}; use a list, drafters=[{drafters!r}]")
     for entry in drafters:
         if not isinstance(entry, Drafter) and entry not in DRAFTERS:
@@ -321,16 +328,14 @@ def _load(
     return cpu.load(model, dtype=dtype, threads=threads, tokenizer=tokenizer, progress=progress)
 
 
-def _token_list(prompt: Sequence[int] | None, vocab_size: int) -> list[int]:
-    try:
-        tokens = [int(token) for token in prompt or ()]
-        whole = all(token == given for token, given in zip(tokens, prompt or (), strict=True))
-    except (TypeError, ValueError) as error:
-        raise InputError("a prompt is text or a list of token ids") from error
+def _token_list(prompt: Iterable[int] | None, vocab_size: int) -> list[int]:
+    if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+        raise InputError(f"the prompt is {prompt!r}; pass text or a list of token ids")
+    tokens = list(prompt)
     for token in tokens:
-        if not whole or not 0 <= token < vocab_size:
+        if not is_int(token) or not 0 <= token < vocab_size:
             raise InputError(
-                f"the prompt holds {token}, which is not a token id of this model "
+                f"the prompt holds {token!r}, which is not a token id of this model "
                 f"(0..{vocab_size - 1})"
             )
-    return tokens
+    return [int(token) for token in tokens]
