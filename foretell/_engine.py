@@ -181,7 +181,7 @@ class Engine:
         stops = StopConditions(
             eos_token_ids=() if params.ignore_eos else self.model.eos_token_ids,
             stop_token_ids=params.stop_token_ids,
-            stop_strings=params.stop,
+            stop_strings=tuple(params.stop),
             max_tokens=params.max_tokens,
             max_context_tokens=self.model.max_length - len(tokens),
             decoder=None if self.tokenizer is None else StreamDecoder(self.tokenizer),

@@ -5,15 +5,17 @@ The only randomness of the package will live here; there is none yet: decoding i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from foretell._errors import CorruptModelError, OptionError
-from foretell._model import FloatArray
-from foretell._verify import Choose
+
+Choose = Callable[[npt.NDArray[np.float32], Sequence[int], int], int]
+"""The target's choice: ``choose(logits_row, history, position)``, a pure function."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,13 @@ class SamplingParams:
     ``max_tokens``: most tokens to emit (None: until the model stops or its context is full).
     ``stop``: strings that end the text; they are not part of it. ``stop_token_ids``: tokens that
     end it besides the model's own end-of-sequence tokens, which ``ignore_eos`` switches off.
+    Both are kept as tuples.
     ``temperature``: 0, greedy decoding.
     """
 
     max_tokens: int | None = 256
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     temperature: float = 0.0
 
@@ -68,7 +71,7 @@ def make_choose(params: SamplingParams) -> Choose:
     return greedy
 
 
-def greedy(logits: FloatArray, history: Sequence[int], position: int) -> int:
+def greedy(logits: npt.NDArray[np.float32], history: Sequence[int], position: int) -> int:
     """The id with the largest logit, ties to the lowest id; a NaN is an error."""
     token = int(np.argmax(logits))
     if np.isnan(logits[token]):  # argmax gives the first NaN precedence over every number
