@@ -10,8 +10,9 @@ from foretell._draft import Draft
 from foretell._model import Model, Output, Rows, Session
 from foretell._policy import FixedPolicy
 from foretell._result import FinishReason, Stats
+from foretell._sampling import Choose
 from foretell._stop import StopConditions
-from foretell._verify import Accepted, Choose, Origin, match
+from foretell._verify import Accepted, Origin, match
 
 PREFILL_CHUNK = 512  # tokens between two looks at the cancel flag
 

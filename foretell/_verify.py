@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from foretell._draft import Draft
 from foretell._model import FloatArray
-
-Choose = Callable[[FloatArray, Sequence[int], int], int]
-"""The target's choice: ``choose(logits_row, history, position)``, a pure function."""
+from foretell._sampling import Choose
 
 
 class Origin(StrEnum):
