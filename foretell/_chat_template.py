@@ -16,12 +16,13 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 from foretell._errors import InputError, TokenizerError
 
-# No context holds a prompt this long; a template that writes more is broken or hostile.
+# No context holds a prompt this long; a template that writes or counts more is broken or hostile.
 _MAX_CHARACTERS = 1 << 25
+_MAX_COUNTED = 1 << 20
 
 
 class _Generation(Extension):
@@ -48,6 +49,20 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             elif operator == "**" and isinstance(other, int | float) and abs(other) > 1024:
                 raise jinja2.TemplateError("a template computes too large a power")
         return super().call_binop(context, operator, left, right)
+
+
+class _Range:
+    """Jinja's bounded `range`, with a bound on all ranges of a prompt together."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_COUNTED
+
+    def __call__(self, *bounds: int) -> range:
+        numbers = safe_range(*bounds)
+        self._left -= len(numbers)
+        if self._left < 0:
+            raise jinja2.TemplateError("a template counts without end")
+        return numbers
 
 
 @final
@@ -79,6 +94,7 @@ class ChatTemplate:
         try:
             for piece in self._template.generate(
                 **self._special_tokens,
+                range=_Range(),
                 messages=conversation,
                 tools=None,
                 documents=None,

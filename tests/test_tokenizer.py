@@ -1,0 +1,408 @@
+"""Text to ids and back: whole and piece by piece, chat templates, vocabularies compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from demo import demo_file
+from families import write_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+
+from foretell._errors import InputError, TokenizerError
+from foretell._tokenizer import StreamDecoder, Tokenizer
+
+CONVERSATION = [{"role": "user", "content": "hé 🙂"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tokenizer(tmp_path, 288)
+    return tmp_path
+
+
+@pytest.fixture
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(folder)
+
+
+def change_config(folder: Path, **changes: Any) -> Tokenizer:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return Tokenizer.from_file(folder)
+
+
+# --- Tokenizers of different kinds ---------------------------------------------------
+
+
+def byte_level() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*alphabet, "ab"])}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b")]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<|end|>"])
+    inner.add_tokens(["<think>", "two words", "é\u4f60"])
+    return Tokenizer(inner)
+
+
+def sentencepiece(decoder: Any) -> Tokenizer:
+    words = ["▁", "▁▁", "▁a", "a", "b", "▁the", "é", "你", "", "▁ ", "x▁", "\ufffd"]
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary = {token: i for i, token in enumerate(["<unk>", *words, *fallback])}
+    inner = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>")
+    )
+    inner.normalizer = normalizers.Replace(" ", "▁")
+    inner.decoder = decoder
+    inner.add_special_tokens(["<s>", "</s>"])
+    return Tokenizer(inner)
+
+
+def llama2() -> Tokenizer:
+    return sentencepiece(
+        decoders.Sequence(
+            [
+                decoders.Replace("▁", " "),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
+        )
+    )
+
+
+KINDS = {
+    "byte-level": byte_level(),
+    "llama 2": llama2(),
+    "metaspace": sentencepiece(decoders.Metaspace("▁", "always")),
+    "metaspace, never": sentencepiece(decoders.Metaspace("▁", "never")),
+    "without fuse": sentencepiece(
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback()])
+    ),
+    "word pieces": sentencepiece(decoders.WordPiece("▁", cleanup=True)),
+    "no decoder": sentencepiece(None),
+}
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_the_pieces_of_any_tokens_are_the_whole_text(kind, skip, data):
+    tokenizer = KINDS[kind]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=40))
+    stream = StreamDecoder(tokenizer, skip_special_tokens=skip)
+    pieces = [stream.push(token_id) for token_id in ids]
+    pieces.append(stream.finish())
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=st.text(), kind=st.sampled_from(["byte-level", "llama 2", "metaspace"]))
+def test_no_piece_of_a_text_holds_a_broken_character(text, kind):
+    tokenizer = KINDS[kind]
+    text = text.replace("\ufffd", "")
+    stream = StreamDecoder(tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    pieces = [stream.push(token_id) for token_id in ids] + [stream.finish()]
+    assert "\ufffd" not in "".join(pieces)
+    assert "".join(pieces) == tokenizer.decode(ids)
+
+
+def test_a_character_is_held_back_until_its_last_byte():
+    tokenizer = KINDS["byte-level"]
+    stream = StreamDecoder(tokenizer)
+    pieces = [stream.push(i) for i in tokenizer.encode("é🙂a", add_special_tokens=False)]
+    assert pieces == ["", "é", "", "", "", "🙂", "a"]
+    assert stream.finish() == ""
+
+
+def test_a_character_that_never_ends_appears_at_the_end():
+    tokenizer = KINDS["byte-level"]
+    stream = StreamDecoder(tokenizer)
+    ids = tokenizer.encode("🙂", add_special_tokens=False)[:3]
+    assert [stream.push(i) for i in ids] == ["", "", ""]
+    assert stream.finish() == "\ufffd"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_a_copy_goes_its_own_way(kind, data):
+    tokenizer = KINDS[kind]
+    numbers = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12)
+    begin, one, other = data.draw(numbers), data.draw(numbers), data.draw(numbers)
+    stream = StreamDecoder(tokenizer)
+    said = "".join(map(stream.push, begin))
+    twin = stream.copy()
+    texts = {}
+    for name, decoder, ids in (("twin", twin, other), ("first", stream, one)):
+        texts[name] = said + "".join(map(decoder.push, ids)) + decoder.finish()
+    assert texts["first"] == tokenizer.decode(begin + one)
+    assert texts["twin"] == tokenizer.decode(begin + other)
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "llama 2", "metaspace"])
+def test_the_time_for_a_token_does_not_grow_with_the_text(kind):
+    tokenizer = KINDS[kind]
+    stream = StreamDecoder(tokenizer)
+    token_id = tokenizer.encode("a", add_special_tokens=False)[-1]
+    text = "".join(stream.push(token_id) for _ in range(20_000)) + stream.finish()
+    assert len(text) == 20_000
+    # Nothing but the last few tokens is kept.
+    assert len(getattr(stream._stream, "_pending", [])) == 0
+
+
+# --- Encoding and decoding -----------------------------------------------------------
+
+
+@given(text=st.text())
+def test_any_text_comes_back(text):
+    tokenizer = KINDS["byte-level"]
+    ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_special_tokens_in_a_text_are_special_unless_asked_otherwise(tokenizer):
+    end = tokenizer.eos_token_ids[0]
+    assert tokenizer.encode("a<|im_end|>", add_special_tokens=False)[-1] == end
+    plain = tokenizer.encode("a<|im_end|>", add_special_tokens=False, parse_special=False)
+    assert end not in plain
+    assert tokenizer.decode(plain) == "a<|im_end|>"
+    assert tokenizer.encode("a<|im_end|>", add_special_tokens=False)[-1] == end
+
+
+def test_lone_surrogates_and_other_nonsense_are_input_errors(tokenizer):
+    with pytest.raises(InputError, match="lone surrogates"):
+        tokenizer.encode("a\ud800", add_special_tokens=False)
+    with pytest.raises(InputError, match="must be a str, not bytes"):
+        tokenizer.encode(b"a", add_special_tokens=False)
+    with pytest.raises(InputError, match="zero or more"):
+        tokenizer.decode([-1])
+    with pytest.raises(InputError, match="must be integers"):
+        tokenizer.decode(["a"])
+
+
+def test_ids_are_looked_up_both_ways(tokenizer):
+    assert tokenizer.vocab_size == 275
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, (2,))
+    the = tokenizer.encode(" the", add_special_tokens=False)[0]
+    assert tokenizer.token(the) == "Ġthe"
+    assert tokenizer.token_text(the) == " the"
+    assert tokenizer.token_text(2) == "<|im_end|>"
+    assert tokenizer.token(5000) is None
+    assert tokenizer.token_text(5000) == ""
+    assert tokenizer.decode([2, the, 5000]) == " the"
+
+
+def test_settings_of_the_training_are_dropped(folder):
+    path = folder / "tokenizer.json"
+    inner = tokenizers.Tokenizer.from_file(str(path))
+    inner.enable_truncation(2)
+    inner.enable_padding(length=9)
+    inner.model.dropout = 0.9
+    inner.save(str(path))
+    text = "the other thing is there"
+    tokenizer = Tokenizer.from_file(folder)
+    runs = {tuple(tokenizer.encode(text, add_special_tokens=True)) for _ in range(20)}
+    assert len(runs) == 1
+    assert tokenizer.decode(runs.pop()) == text
+
+
+def test_begin_tokens_follow_the_post_processor_unless_the_config_is_explicit(folder):
+    assert not Tokenizer.from_file(folder).add_bos
+    with_begin = change_config(folder, add_bos_token=True)
+    assert with_begin.add_bos
+    assert with_begin.encode("a", add_special_tokens=True)[0] == 1
+    assert 1 not in with_begin.encode("a", add_special_tokens=False)
+    both = change_config(folder, add_bos_token=True, add_eos_token=True)
+    ids = both.encode("a", add_special_tokens=True)
+    assert (ids[0], ids[-1], len(ids)) == (1, 2, 3)
+    path = folder / "tokenizer.json"
+    inner = tokenizers.Tokenizer.from_file(str(path))
+    inner.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
+    inner.save(str(path))
+    assert not change_config(folder, add_bos_token=False, add_eos_token=False).add_bos
+    write_json = folder / "tokenizer_config.json"
+    write_json.write_text(json.dumps({"bos_token": {"content": "<|im_start|>"}}))
+    assert Tokenizer.from_file(folder).add_bos
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"model": {"type": "BPE"}}', "\xff"])
+def test_a_damaged_tokenizer_file_is_refused_by_its_path(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(TokenizerError, match=r"not a usable tokenizer.json") as caught:
+        Tokenizer.from_file(path)
+    assert str(path) in str(caught.value)
+
+
+def test_what_lies_next_to_a_tokenizer_is_checked_too(folder):
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(TokenizerError, match=r"tokenizer_config.json: not a readable JSON"):
+        Tokenizer.from_file(folder)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<nowhere>"}')
+    with pytest.raises(TokenizerError, match="eos_token is '<nowhere>', which is not in the voc"):
+        Tokenizer.from_file(folder)
+    with pytest.raises(TokenizerError, match=r"tokenizer.json does not exist"):
+        Tokenizer.from_file(folder / "sub" / "tokenizer.json")
+
+
+# --- Vocabularies compared -----------------------------------------------------------
+
+
+def small(*tokens: str, added: tuple[str, ...] = ()) -> Tokenizer:
+    inner = tokenizers.Tokenizer(models.WordLevel({t: i for i, t in enumerate(tokens)}))
+    inner.add_tokens([AddedToken(token) for token in added])
+    return Tokenizer(inner)
+
+
+def test_equal_vocabularies_are_equal_however_they_were_made():
+    one, other = small("a", "b", added=("c",)), small("a", "b", "c")
+    assert one.same_vocabulary(other) is None
+    assert one.fingerprint == other.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "difference"),
+    [
+        (small("a", "b"), small("a", "c"), "id 1 is 'b' here and 'c' there"),
+        (small("a", "b"), small("b", "a"), "id 0 is 'a' here and 'b' there"),
+        (small("a"), small("a", added=("<x>",)), "id 1 is unused here and '<x>' there"),
+        (small("a", "b"), small("a"), "id 1 is 'b' here and unused there"),
+    ],
+)
+def test_the_first_difference_is_told_in_a_sentence(one, other, difference):
+    assert one.same_vocabulary(other) == difference
+    assert one.fingerprint != other.fingerprint
+
+
+# --- Chat templates ------------------------------------------------------------------
+
+
+def with_template(template: str) -> Tokenizer:
+    inner = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1}))
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    return Tokenizer(inner, source="model.gguf", special_tokens=names, chat_template=template)
+
+
+def test_a_conversation_becomes_a_prompt(tokenizer):
+    prompt = "<|im_start|>user\nhé 🙂<|im_end|>\n"
+    assert tokenizer.has_chat_template
+    assert tokenizer.apply_chat_template(CONVERSATION, add_generation_prompt=False) == prompt
+    assert tokenizer.apply_chat_template(CONVERSATION) == prompt + "<|im_start|>assistant\n"
+
+
+def test_templates_are_found_in_every_place(folder):
+    named = [{"name": "tools", "template": "T"}, {"name": "default", "template": "D"}]
+    assert change_config(folder, chat_template=named).chat_template == "D"
+    assert change_config(folder, chat_template=named[:1]).chat_template is None
+    (folder / "chat_template.json").write_text('{"chat_template": "J"}')
+    assert Tokenizer.from_file(folder).chat_template == "J"
+    (folder / "chat_template.jinja").write_text("own file")
+    assert Tokenizer.from_file(folder).chat_template == "own file"
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", "<s>hé 🙂</s>"),
+        ("{% if true %}\n  a\n  {% endif %}\nb", "  a\nb"),
+        ("{{ messages[0] | tojson }}", '{"role": "user", "content": "hé 🙂"}'),
+        ("{{ '<a&b>' }}", "<a&b>"),
+        ("{{ {'a': 1} | tojson(indent=2) }}", '{\n  "a": 1\n}'),
+        ("{% for m in [1, 2, 3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}", "1"),
+        ("{% generation %}{{ messages[0].role }}{% endgeneration %}!", "user!"),
+        ("{{ strftime_now('%%') }}", "%"),
+        ("{{ tools is none }}{{ undefined_name }}", "True"),
+    ],
+)
+def test_templates_have_the_environment_of_transformers(template, prompt):
+    assert with_template(template).apply_chat_template(CONVERSATION) == prompt
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[5].content }}", "list object has no element 5"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages.append(1) }}", "unsafe|not safely callable"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+        ("{% for i in range(10**9) %}a{% endfor %}", "Range too big"),
+        ("{{ 'a' * 10**9 }}", "repeats a value too often"),
+        ("{{ 10 ** 100000000 }}", "too large a power"),
+        ("{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "writes without end"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "counts without end",
+        ),
+        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion"),
+    ],
+)
+def test_a_template_that_fails_or_is_hostile_is_an_input_error(template, reason):
+    with pytest.raises(InputError, match=reason) as caught:
+        with_template(template).apply_chat_template(CONVERSATION)
+    assert "the chat template of model.gguf rejects" in str(caught.value)
+    assert "roles: user" in str(caught.value)
+
+
+def test_a_template_that_is_no_template_is_a_tokenizer_error():
+    with pytest.raises(TokenizerError, match=r"model.gguf: the chat template is not valid"):
+        with_template("{% for %}").apply_chat_template(CONVERSATION)
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([], "messages is empty"),
+        ("hello", "must be a list of .*, not str"),
+        ({"role": "user", "content": "x"}, "must be a list of .*, not dict"),
+        (["hello"], "message 0 is str"),
+        ([{"role": "user"}], "message 0 has no 'content'"),
+        ([{"content": "x"}], "message 0 has no 'role'"),
+        ([*CONVERSATION, {"role": "user", "content": None}], "message 1: 'content' is NoneType"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "'content' is list"),
+        ([{"role": 3, "content": "x"}], "'role' is int"),
+        ([{"role": "", "content": "x"}], "empty 'role'"),
+    ],
+)
+def test_malformed_messages_are_named(tokenizer, messages, reason):
+    with pytest.raises(InputError, match=reason):
+        tokenizer.apply_chat_template(messages)
+
+
+def test_without_a_template_messages_are_refused():
+    with pytest.raises(InputError, match=r"has no chat template.*give a plain prompt"):
+        small("a").apply_chat_template(CONVERSATION)
+
+
+# --- The demo's own tokenizer --------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=50)
+@given(data=st.data())
+def test_the_pieces_of_the_demos_tokens_are_the_whole_text(data):
+    tokenizer = demo_tokenizer()
+    ids = data.draw(st.lists(st.integers(0, 49151), max_size=60))
+    stream = StreamDecoder(tokenizer)
+    assert "".join(map(stream.push, ids)) + stream.finish() == tokenizer.decode(ids)
+
+
+def demo_tokenizer(found: list[Tokenizer] = []) -> Tokenizer:  # noqa: B006 - read once
+    from foretell.backends.cpu._checkpoint import open_checkpoint
+
+    if not found:
+        tokenizer = open_checkpoint(demo_file()).tokenizer
+        assert tokenizer is not None
+        found.append(tokenizer)
+    return found[0]
