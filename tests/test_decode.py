@@ -209,12 +209,13 @@ def test_requests_that_share_their_passes_equal_their_single_runs(seed, parts):
         if all(not isinstance(r.policy.drafters[0], DraftModel) for r in running):
             assert model.num_passes == before + 1
     for part, request in zip(parts, together, strict=True):
-        alone = make(part)
-        for _ in _decode.decode(model, alone):
-            pass
-        assert request.tokens == alone.tokens
-        assert request.finish is alone.finish
-        assert np.array_equal(request.session.keys_values(), alone.session.keys_values())
+        plain = make_request(model, part[0], [], max_tokens=part[2])
+        for alone in (make(part), plain):
+            for _ in _decode.decode(model, alone):
+                pass
+            assert request.tokens == alone.tokens
+            assert request.finish is alone.finish
+            assert np.array_equal(request.session.keys_values(), alone.session.keys_values())
 
 
 # --- Cancelling ----------------------------------------------------------------------

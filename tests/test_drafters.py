@@ -94,6 +94,16 @@ def test_a_step_reads_no_more_of_a_long_context_than_of_a_short_one():
     assert max(reads) <= 3 + 2 + 1 + 6 + 4  # three n-grams to index, three to look up, a draft
 
 
+def test_a_draft_model_reads_no_more_of_a_long_context_than_of_a_short_one():
+    drafter, context, reads = DraftModel(random_table(4, 1, seed=0)), Watched(), []
+    for token in np.random.default_rng(0).integers(4, size=300).tolist():
+        context.append(token)
+        Watched.read = 0
+        drafter.propose(context, 4)
+        reads.append(Watched.read)
+    assert max(reads) <= 3
+
+
 @pytest.mark.parametrize(("longest", "shortest"), [(0, 0), (2, 3), (3, 0), (-1, -1)])
 def test_impossible_ngram_lengths_are_refused(longest, shortest):
     with pytest.raises(OptionError, match="1 <= min_ngram <= max_ngram"):
