@@ -85,7 +85,6 @@ def download_wheel(
         "TEMP": str(arriving),
         "TMP": str(arriving),
         "PIP_REQUIRE_VIRTUALENV": "0",  # nothing is installed
-        "PIP_USER": "0",
     }
     log = scratch / "pip.log"
     with log.open("wb") as output:
