@@ -44,7 +44,7 @@ from foretell.backends.cpu._simd import (
 BLOCK = 64
 """Positions in a block of keys: one page of the cache, and the unit of attention's sums."""
 GROUP = 8  # keys side by side in a vector
-TILE_OUTPUTS = 8  # outputs whose weights stay in the first-level cache while all rows use them
+TILE_OUTPUTS = 4  # outputs whose weights stay in the first-level cache while all rows use them
 CONVERT_FROM_ROWS = 9  # more rows than this share one conversion of the weights
 
 _zero = np.float32(0.0)
@@ -53,78 +53,48 @@ _lowest = np.float32(-np.inf)
 
 # -- linear layers -------------------------------------------------------------------------------
 
-_f32_1x4, _f32_2x4, _f32_3x2, _f32_4x2 = (
-    dot_tile(rows, outputs, F32) for rows, outputs in ((1, 4), (2, 4), (3, 2), (4, 2))
-)
-_f32_1x1, _f32_2x1, _f32_3x1, _f32_4x1 = (dot_tile(rows, 1, F32) for rows in (1, 2, 3, 4))
-_bf16_1x4, _bf16_2x4, _bf16_3x2, _bf16_4x2 = (
-    dot_tile(rows, outputs, BF16) for rows, outputs in ((1, 4), (2, 4), (3, 2), (4, 2))
-)
-_bf16_1x1, _bf16_2x1, _bf16_3x1, _bf16_4x1 = (dot_tile(rows, 1, BF16) for rows in (1, 2, 3, 4))
+
+def _make_tiles(kind):
+    """``tiles(rows, outputs, ...)``: up to 4 rows against any number of outputs of one kind."""
+    tile_1x4, tile_2x4, tile_3x2, tile_4x2 = (
+        dot_tile(rows, outputs, kind) for rows, outputs in ((1, 4), (2, 4), (3, 2), (4, 2))
+    )
+    tile_1x1, tile_2x1, tile_3x1, tile_4x1 = (dot_tile(rows, 1, kind) for rows in (1, 2, 3, 4))
+
+    @njit
+    def tiles(rows, outputs, x, xs, w, ws, k, out, outs, ahead, aheads, pace):
+        n = 0
+        if rows == 4:
+            while n + 2 <= outputs:
+                tile_4x2(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
+                n, w, out, ahead = n + 2, w + 2 * ws, out + 8, ahead + 2 * aheads
+            if n < outputs:
+                tile_4x1(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
+        elif rows == 3:
+            while n + 2 <= outputs:
+                tile_3x2(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
+                n, w, out, ahead = n + 2, w + 2 * ws, out + 8, ahead + 2 * aheads
+            if n < outputs:
+                tile_3x1(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
+        elif rows == 2:
+            while n + 4 <= outputs:
+                tile_2x4(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
+                n, w, out, ahead = n + 4, w + 4 * ws, out + 16, ahead + 4 * aheads
+            while n < outputs:
+                tile_2x1(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
+                n, w, out, ahead = n + 1, w + ws, out + 4, ahead + aheads
+        else:
+            while n + 4 <= outputs:
+                tile_1x4(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
+                n, w, out, ahead = n + 4, w + 4 * ws, out + 16, ahead + 4 * aheads
+            while n < outputs:
+                tile_1x1(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
+                n, w, out, ahead = n + 1, w + ws, out + 4, ahead + aheads
+
+    return tiles
 
 
-@njit
-def _tiles_f32(rows, outputs, x, x_stride, w, w_stride, k, out, out_stride):
-    """``rows`` <= 4 against ``outputs`` rows of float32 weights."""
-    n = 0
-    if rows == 4:
-        while n + 2 <= outputs:
-            _f32_4x2(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-            n += 2
-        if n < outputs:
-            _f32_4x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-    elif rows == 3:
-        while n + 2 <= outputs:
-            _f32_3x2(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-            n += 2
-        if n < outputs:
-            _f32_3x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-    elif rows == 2:
-        while n + 4 <= outputs:
-            _f32_2x4(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-            n += 4
-        while n < outputs:
-            _f32_2x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-            n += 1
-    else:
-        while n + 4 <= outputs:
-            _f32_1x4(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-            n += 4
-        while n < outputs:
-            _f32_1x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-            n += 1
-
-
-@njit
-def _tiles_bf16(rows, outputs, x, x_stride, w, w_stride, k, out, out_stride):
-    """``rows`` <= 4 against ``outputs`` rows of bfloat16 weights."""
-    n = 0
-    if rows == 4:
-        while n + 2 <= outputs:
-            _bf16_4x2(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-            n += 2
-        if n < outputs:
-            _bf16_4x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-    elif rows == 3:
-        while n + 2 <= outputs:
-            _bf16_3x2(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-            n += 2
-        if n < outputs:
-            _bf16_3x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-    elif rows == 2:
-        while n + 4 <= outputs:
-            _bf16_2x4(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-            n += 4
-        while n < outputs:
-            _bf16_2x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-            n += 1
-    else:
-        while n + 4 <= outputs:
-            _bf16_1x4(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-            n += 4
-        while n < outputs:
-            _bf16_1x1(x, x_stride, w + n * w_stride, w_stride, k, out + 4 * n, out_stride)
-            n += 1
+_tiles_f32, _tiles_bf16 = _make_tiles(F32), _make_tiles(BF16)
 
 
 @njit
@@ -155,29 +125,59 @@ def load_row(kind, source, k, out):
 def linear(rows, x, x_stride, kind, w, k, first, last, out, out_stride, scratch):
     """Outputs ``first`` to ``last`` of x @ w.T for every row; ``out`` is where output 0 goes.
 
-    A few outputs at a time stay in the first-level cache while all rows use them, so memory
-    is read once. ``scratch`` holds TILE_OUTPUTS rows of k floats.
+    A few outputs at a time stay in the first-level cache while all rows use them, so memory is
+    read once; meanwhile the next few are fetched, spread evenly over the work.
+    ``scratch`` holds TILE_OUTPUTS rows of k floats.
     """
     row_bytes = weight_row_bytes(kind, k)
-    for begin in range(first, last, TILE_OUTPUTS):
-        outputs = min(TILE_OUTPUTS, last - begin)
+    groups = (rows + 3) // 4
+    pace = weight_row_bytes(kind, 16) // groups
+    convert = kind != F32 and rows >= CONVERT_FROM_ROWS
+    size = 2 if 3 <= rows <= 4 else TILE_OUTPUTS
+    for begin in range(first, last, size):
+        outputs = min(size, last - begin)
         weights = w + begin * row_bytes
+        ahead = weights + size * row_bytes
         stride = row_bytes
-        as_f32 = kind == F32
-        if not as_f32 and rows >= CONVERT_FROM_ROWS:
+        if convert:
             stride = 4 * ((k + 7) & -8)
             for n in range(outputs):
                 load_row(kind, weights + n * row_bytes, k, scratch + n * stride)
             weights = scratch
-            as_f32 = True
         for row in range(0, rows, 4):
             count = min(4, rows - row)
-            xs = x + row * x_stride
-            target = out + row * out_stride + 4 * begin
-            if as_f32:
-                _tiles_f32(count, outputs, xs, x_stride, weights, stride, k, target, out_stride)
+            xs, target = x + row * x_stride, out + row * out_stride + 4 * begin
+            if kind == F32 or convert:
+                _tiles_f32(
+                    count,
+                    outputs,
+                    xs,
+                    x_stride,
+                    weights,
+                    stride,
+                    k,
+                    target,
+                    out_stride,
+                    ahead,
+                    row_bytes,
+                    pace,
+                )
             else:
-                _tiles_bf16(count, outputs, xs, x_stride, weights, stride, k, target, out_stride)
+                _tiles_bf16(
+                    count,
+                    outputs,
+                    xs,
+                    x_stride,
+                    weights,
+                    stride,
+                    k,
+                    target,
+                    out_stride,
+                    ahead,
+                    row_bytes,
+                    pace,
+                )
+            ahead += row_bytes // groups
 
 
 @njit

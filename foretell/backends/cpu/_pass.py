@@ -126,7 +126,7 @@ from foretell.backends.cpu._simd import (
 PHASES_PER_LAYER = 10
 COUNTER_BYTES = 128  # a cache line for taking, one for finishing
 JOB_ROWS = 8  # most rows of an attention job
-CHUNK_BYTES = 40_000  # weights in a chunk of a linear layer
+CHUNK_BYTES = 80_000  # weights in a chunk of a linear layer
 SPINS = 2000  # looks at a counter before giving way to other threads
 
 

@@ -74,11 +74,19 @@ def _splat(builder: Any, value: Any) -> Any:
 
 def _tree(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
     """Lanes 0+4, 1+5, ..., then 0+2, 1+3, then 0+1: the one order of every horizontal sum."""
-    lanes = [builder.extract_element(vector, _i32(lane)) for lane in range(LANES)]
-    while len(lanes) > 1:
-        half = len(lanes) // 2
-        lanes = [combine(lanes[lane], lanes[lane + half]) for lane in range(half)]
-    return lanes[0]
+    width = LANES
+    while width > 1:
+        width //= 2
+        low, high = (
+            builder.shuffle_vector(
+                vector,
+                ir.Constant(vector.type, ir.Undefined),
+                ir.Constant(ir.VectorType(_i32, width), list(range(start, start + width))),
+            )
+            for start in (0, width)
+        )
+        vector = combine(low, high)
+    return builder.extract_element(vector, _i32(0))
 
 
 def _bf16_to_f32(builder: Any, halves: Any, typ: Any) -> Any:
@@ -110,6 +118,14 @@ def _load_some(builder: Any, address: Any, count: Any, kind: int) -> Any:
         value = _load_weight(builder, _at(builder, address, loop.index, size), kind)
         builder.store(value, _pointer(builder, _at(builder, base, loop.index, 4)), align=4)
     return builder.load(slot, typ=_v8)
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [_ptr, _i32, _i32, _i32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    # To the second-level cache: there is no room for it in the first, where the work is.
+    read, second_level, data = _i32(0), _i32(2), _i32(1)
+    builder.call(function, [_pointer(builder, address), read, second_level, data])
 
 
 _ITEM_SIZE = {F32: 4, BF16: 2}
@@ -267,17 +283,31 @@ def load_bf16(typingctx: Any, address: Any) -> Any:
 def dot_tile(rows: int, outputs: int, kind: int) -> Any:
     """A kernel for ``rows`` x ``outputs`` dot products of length k, each weight loaded once.
 
-    ``tile(x, x_stride, w, w_stride, k, out, out_stride)``, strides in bytes. Each product is one
-    chain: 8 lanes of fused multiply-add over k in steps of 8, a last step padded with zeros, then
-    the tree over the lanes. The chain is the same for every tile shape, so are its bits.
+    ``tile(x, x_stride, w, w_stride, k, out, out_stride, ahead, ahead_stride, pace)``, strides in
+    bytes. Each product is one chain: 8 lanes of fused multiply-add over k in steps of 8, a last
+    step padded with zeros, then the tree over the lanes. The chain is the same for every tile
+    shape, so are its bits. With every 16 elements, one cache line for each output is fetched
+    ``pace`` bytes further on from ``ahead``: what the next tiles need arrives while this one
+    computes.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
-        typingctx: Any, x: Any, x_stride: Any, w: Any, w_stride: Any, k: Any, out: Any, stride: Any
+        typingctx: Any,
+        x: Any,
+        x_stride: Any,
+        w: Any,
+        w_stride: Any,
+        k: Any,
+        out: Any,
+        out_stride: Any,
+        ahead: Any,
+        ahead_stride: Any,
+        pace: Any,
     ) -> Any:
         def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            x, x_stride, w, w_stride, k, out, out_stride = args
+            x, x_stride, w, w_stride, k, out, out_stride, ahead, ahead_stride, pace = args
+            fetched = [b.add(ahead, b.mul(ahead_stride, _i64(output))) for output in range(outputs)]
             xs = [b.add(x, b.mul(x_stride, _i64(row))) for row in range(rows)]
             ws = [b.add(w, b.mul(w_stride, _i64(output))) for output in range(outputs)]
             zero = ir.Constant(_v8, None)
@@ -298,12 +328,21 @@ def dot_tile(rows: int, outputs: int, kind: int) -> Any:
                             _call_v8(b, "fma", x_vectors[row], w_vectors[output], total), cell
                         )
 
-            whole = b.and_(k, _i64(-LANES))
-            with cgutils.for_range_slice(b, _i64(0), whole, _i64(LANES), intp=_i64) as (i, _):
+            def step(i: Any) -> None:
                 accumulate(
                     [_load(b, _at(b, p, i, 4), _v8, 4) for p in xs],
                     [_load_weights(b, _at(b, p, i, size), kind) for p in ws],
                 )
+
+            paired = b.and_(k, _i64(-2 * LANES))
+            with cgutils.for_range_slice(b, _i64(0), paired, _i64(2 * LANES), intp=_i64) as (i, n):
+                for p in fetched:
+                    _prefetch(b, b.add(p, b.mul(n, pace)))
+                step(i)
+                step(b.add(i, _i64(LANES)))
+            whole = b.and_(k, _i64(-LANES))
+            with b.if_then(b.icmp_signed("<", paired, whole)):
+                step(paired)
             rest = b.sub(k, whole)
             with b.if_then(b.icmp_signed(">", rest, _i64(0)), likely=False):
                 accumulate(
@@ -317,7 +356,7 @@ def dot_tile(rows: int, outputs: int, kind: int) -> Any:
                     b.store(total, _pointer(b, b.add(base, _i64(4 * output))), align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), codegen
+        return types.void(*[types.int64] * 10), codegen
 
     return tile
 

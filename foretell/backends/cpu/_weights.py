@@ -55,12 +55,7 @@ class Weights:
         _check_memory(self.num_bytes, dtype, checkpoint.source)
         if progress is not None:
             progress(f"reading {self.num_bytes / 1e6:.0f} MB of {dtype} weights")
-        self._arrays = {
-            name: _read_matrix(source, self.kind)
-            if len(source.shape) == 2
-            else _read_vector(source)
-            for name, source in checkpoint.tensors.items()
-        }
+        self._arrays = _read_all(checkpoint, self.kind)
         self.layers = np.zeros((checkpoint.config.num_layers, at.LAYER_WIDTH), dtype=np.int64)
         for index, row in enumerate(self.layers):
             prefix = f"model.layers.{index}."
@@ -103,22 +98,37 @@ def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return rounded.astype(np.uint16)
 
 
-def _read_matrix(source: TensorSource, kind: int) -> npt.NDArray[Any]:
-    array = aligned_empty(source.shape, np.float32 if kind == F32 else np.uint16)
-    for start in range(0, source.shape[0], _ROWS_AT_ONCE):
-        rows = slice(start, min(start + _ROWS_AT_ONCE, source.shape[0]))
-        block = source.read(rows)
-        array[rows] = block if kind == F32 else to_bfloat16(block)
-    return array
+def _read_all(checkpoint: Checkpoint, kind: int) -> dict[str, npt.NDArray[Any]]:
+    """Every tensor, one behind the other in one block of memory.
 
-
-def _read_vector(source: TensorSource) -> npt.NDArray[Any]:
-    """Padded with zeros to whole vectors of 8."""
-    size = source.shape[0]
-    array = aligned_empty(((size + 7) // 8 * 8,), np.float32)
-    array[size:] = 0
-    array[:size] = source.read()
-    return array
+    One large block, because the system backs it with large pages; in many small ones a step
+    spends a third of its time looking up addresses.
+    """
+    places: dict[str, tuple[int, int]] = {}
+    end = 0
+    for name, source in checkpoint.tensors.items():
+        matrix = len(source.shape) == 2
+        size = int(np.prod(source.shape)) * (2 if matrix and kind == BF16 else 4)
+        places[name] = (end, size)
+        # Room for a vector's padding, and the next tensor on a cache line.
+        end = (end + size + 32 + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+    block = aligned_empty((end,), np.uint8)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, source in checkpoint.tensors.items():
+        start, size = places[name]
+        if len(source.shape) == 2:
+            dtype = np.float32 if kind == F32 else np.uint16
+            array = block[start : start + size].view(dtype).reshape(source.shape)
+            for row in range(0, source.shape[0], _ROWS_AT_ONCE):
+                rows = slice(row, min(row + _ROWS_AT_ONCE, source.shape[0]))
+                values = source.read(rows)
+                array[rows] = values if kind == F32 else to_bfloat16(values)
+        else:  # vectors stay in float32, padded with zeros to whole vectors of 8
+            array = block[start : start + size + 32].view(np.float32)
+            array[:] = 0
+            array[: source.shape[0]] = source.read()
+        arrays[name] = array
+    return arrays
 
 
 def _check_memory(needed: int, dtype: str, source: str) -> None:
