@@ -1,0 +1,164 @@
+"""Which part may import which: the architecture, read from the source.
+
+`docs/architecture.md` explains the directions. A new module fails here until it has a place.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "foretell"
+
+# What each part may import of the package, imports for type checkers included. A part is a
+# module, or a folder with all that is in it.
+MAY_IMPORT = {
+    # Words and rules, from the bottom up.
+    "_errors": "",
+    "_version": "",
+    "_sampling": "_errors",
+    "_model": "_errors _sampling _tokenizer",
+    "_draft": "_errors _sampling _model _verify",
+    "_verify": "_errors _sampling _model _draft",
+    "_result": "_errors _sampling _model _draft _verify",
+    "_stop": "_errors _result",
+    "_policy": "_errors _sampling _model _draft _verify _result",
+    "_decode": "_errors _sampling _model _draft _verify _result _stop _policy",
+    # Text.
+    "_stream_decoder": "_errors _tokenizer",
+    "_chat_template": "_errors",
+    "_tokenizer": "_errors _chat_template _stream_decoder",
+    # Files.
+    "_cache": "_errors _version",
+    "_pip": "_errors",
+    "_demo": "_errors _cache _pip",
+    "_hub": "_errors _cache _demo",
+    # Implementations: interfaces only; never the loop, the engine or one another.
+    "drafters": "_errors _sampling _model _draft _verify",
+    "backends/table": "_errors _model",
+    "backends/cpu": "_errors _model _tokenizer _cache _hub",
+    # The one place where it all meets, and what stands on it.
+    "_engine": (
+        "_errors _sampling _model _draft _verify _result _stop _policy _decode "
+        "_tokenizer _stream_decoder drafters backends/cpu"
+    ),
+    "cli": "_errors _version _sampling _verify _result _engine _hub",
+    "__main__": "cli",
+    "__init__": ("_version _errors _sampling _model _draft _verify _result _tokenizer _engine"),
+    # For reading: the method in NumPy, independent of all of the above.
+    "reference": "",
+}
+FOLDERS = ("drafters", "backends/cpu", "cli", "server", "bench", "check")
+EMPTY = ("backends",)  # a namespace, nothing more
+
+# Libraries outside the standard one, and the only parts that may import them.
+LIBRARIES = {
+    "numpy": "_sampling _model _verify _decode drafters backends/table backends/cpu reference",
+    "numba": "backends/cpu",
+    "llvmlite": "backends/cpu",
+    "psutil": "backends/cpu",
+    "safetensors": "backends/cpu",
+    "gguf": "backends/cpu",
+    "tokenizers": "_tokenizer _stream_decoder backends/cpu",
+    "jinja2": "_chat_template",
+    "huggingface_hub": "_hub",
+    "filelock": "_demo",
+    "platformdirs": "_cache",
+    "rich": "cli _demo",
+    "typer": "cli",
+}
+
+
+def part_of(module: str) -> str:
+    """`foretell.backends.cpu._pass` belongs to the part `backends/cpu`."""
+    path = "/".join(module.split(".")[1:]) or "__init__"
+    for folder in FOLDERS:
+        if path == folder or path.startswith(folder + "/"):
+            return folder
+    return path
+
+
+def modules() -> dict[str, ast.Module]:
+    found = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(file.read_text("utf-8"))
+    return found
+
+
+MODULES = modules()
+
+
+def imports(tree: ast.AST, *, running: bool = False) -> Iterator[str]:
+    """Every module that is imported; with `running`, only when the importing one is loaded."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module is not None
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else node.module
+        elif running and (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        ):
+            continue
+        else:
+            yield from imports(node, running=running)
+
+
+def test_every_module_has_a_place():
+    parts = {part_of(module) for module in MODULES}
+    assert parts - {*MAY_IMPORT, *EMPTY} == set()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_what_its_part_may(module):
+    part = part_of(module)
+    allowed = {part, *MAY_IMPORT.get(part, "").split()}
+    used = {part_of(name) for name in imports(MODULES[module]) if name.split(".")[0] == "foretell"}
+    assert used - allowed == set(), f"{part} must not import these"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_library_is_imported_only_where_it_is_needed(module):
+    part = part_of(module)
+    outside = {name.split(".")[0] for name in imports(MODULES[module])}
+    for library in outside - set(sys.stdlib_module_names) - {"foretell", "__future__"}:
+        assert part in LIBRARIES.get(library, "").split(), f"{part} must not import {library}"
+
+
+def test_drafters_do_not_import_one_another():
+    for module, tree in MODULES.items():
+        if module.startswith("foretell.drafters."):
+            others = [name for name in imports(tree) if name.startswith("foretell.drafters")]
+            assert others == [], module
+
+
+def test_no_module_imports_itself_through_others():
+    graph = {
+        module: {name for name in imports(tree, running=True) if name in MODULES}
+        for module, tree in MODULES.items()
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
+
+
+def test_capabilities_are_asked_for_by_name():
+    for module, tree in MODULES.items():
+        calls = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        guesses = [call for call in calls if call.startswith("hasattr(")]
+        # What the operating system can do has no other name.
+        assert [call for call in guesses if not call.startswith("hasattr(os, ")] == [], module
+
+
+def test_the_decode_loop_is_a_page_long():
+    assert len((PACKAGE / "_decode.py").read_text("utf-8").splitlines()) <= 150
