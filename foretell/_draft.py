@@ -104,7 +104,8 @@ class Drafter(ABC):
     def propose(self, context: Sequence[int], limit: int) -> Draft:
         """Draft at most ``limit`` tokens (nodes) after ``context``, prompt and output so far.
 
-        An empty draft is a good answer: it makes the step a plain one. ``context`` grows between
+        An empty draft is a good answer: it makes the step a plain one. More than ``limit`` tokens,
+        or ids the target lacks, are an error that ends the request. ``context`` grows between
         calls and must not be changed or kept.
         """
 
