@@ -262,3 +262,20 @@ def test_a_vocabulary_in_a_file_is_the_checkpoints_tokenizer(tmp_path):
     assert checkpoint.tokenizer is not None
     assert checkpoint.tokenizer.same_vocabulary(small_tokenizer()) is None
     assert checkpoint.eos_token_ids == (258,)
+
+
+def test_a_tokenizer_given_for_a_file_keeps_the_files_ends_and_template(tmp_path):
+    given = tmp_path / "tokenizer.json"
+    small_tokenizer().inner.save(str(given))
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.eos_token_id": 7,
+        "tokenizer.chat_template": "{{ messages[0].content }}!",
+    }
+    path = write_gguf(tmp_path / "model.gguf", "qwen2", metadata=metadata)
+    with pytest.raises(TokenizerError, match=r"give the model's tokenizer\.json"):
+        open_checkpoint(path)
+    checkpoint = open_checkpoint(path, tokenizer=given)
+    assert checkpoint.eos_token_ids == (7,)
+    assert checkpoint.tokenizer is not None
+    assert checkpoint.tokenizer.apply_chat_template([{"role": "user", "content": "a"}]) == "a!"

