@@ -122,4 +122,4 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     elif isinstance(value, str):
         writer.add_string(key, value)
     elif value is not None:
-        writer.add_array(key, value)
+        writer.add_array(key, list(value))

@@ -12,15 +12,16 @@ import random
 import re
 import sys
 import unicodedata
+from array import array
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from demo import demo_file
-from families import _byte_characters
-from gguf_files import write_gguf
+from families import FAMILIES, _byte_characters
+from gguf_files import metadata_of, write_gguf
 
-from foretell._errors import TokenizerError
+from foretell._errors import ModelError, TokenizerError
 from foretell._tokenizer import Tokenizer
 from foretell.backends.cpu._checkpoint import open_checkpoint
 from foretell.backends.cpu._gguf_file import GgufFile
@@ -179,7 +180,7 @@ def test_the_demos_special_tokens_and_template_are_its_own():
 # --- A small vocabulary --------------------------------------------------------------
 
 TOKENS = [*_byte_characters(), "ab", "<|bos|>", "<|end|>", "<think>", "[PAD260]", "<|turn|>"]
-TYPES = [1] * 257 + [3, 3, 4, 5, 3]
+TYPES = array("i", [1] * 257 + [3, 3, 4, 5, 3])
 METADATA: dict[str, Any] = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "gpt-2",
@@ -235,7 +236,10 @@ def test_begin_and_end_tokens_follow_the_metadata():
         ({"tokens": None}, "tokens is missing"),
         ({"tokens": []}, "tokens is missing or no list"),
         ({"tokens": ["a"] * len(TOKENS)}, "the same token twice"),
-        ({"token_type": [1, 1]}, f"has 2 entries for {len(TOKENS)} tokens"),
+        ({"token_type": array("i", [1, 1])}, f"has 2 entries for {len(TOKENS)} tokens"),
+        ({"token_type": array("f", [1.0])}, "token_type is no array of integers"),
+        ({"token_type": TOKENS}, "token_type is no array of integers"),
+        ({"add_bos_token": 1}, "add_bos_token is 1, not true or false"),
         ({"merges": None}, "merges is missing"),
         ({"merges": ["a nowhere"]}, "do not fit together"),
         ({"merges": ["a"]}, "do not fit together"),
@@ -279,3 +283,37 @@ def test_a_tokenizer_given_for_a_file_keeps_the_files_ends_and_template(tmp_path
     assert checkpoint.eos_token_ids == (7,)
     assert checkpoint.tokenizer is not None
     assert checkpoint.tokenizer.apply_chat_template([{"role": "user", "content": "a"}]) == "a!"
+
+
+def test_whatever_a_key_holds_nothing_but_a_model_error_comes_out(tmp_path):
+    keys = [
+        "tokenizer.ggml.add_bos_token",
+        "tokenizer.ggml.add_eos_token",
+        "tokenizer.ggml.eot_token_id",
+        "tokenizer.chat_template",
+        "split.count",
+        "general.alignment",
+        "qwen2.expert_count",
+        "qwen2.rope.scaling.type",
+        "qwen2.rope.scaling.factor",
+        "qwen2.attention.sliding_window",
+        "qwen2.whatever",
+    ]
+    values = ["x", "", 0, 3, 2**31, -1, 0.5, float("nan"), True, [1, 2], [0.5], ["a"], ["x"] * 262]
+    whole = {**METADATA, **metadata_of(FAMILIES["qwen2"])}
+    path = tmp_path / "model.gguf"
+    refused = 0
+    for key in [*whole, *keys]:
+        for value in values:
+            if type(value) is int and value < 0:
+                value = [value] * 262
+            write_gguf(path, "qwen2", metadata={**METADATA, key: value})
+            try:
+                checkpoint = open_checkpoint(path)
+            except ModelError as error:
+                refused += 1
+                assert str(path) in str(error)  # noqa: PT017 - every one of them
+            else:
+                if checkpoint.tokenizer is not None:
+                    checkpoint.tokenizer.encode("ab", add_special_tokens=True)
+    assert refused > 100

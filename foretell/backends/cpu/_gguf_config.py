@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from foretell._errors import CorruptModelError, UnsupportedModelError
 from foretell.backends.cpu._config import RUNNABLE, DecoderConfig, RopeScaling
 from foretell.backends.cpu._fields import Fields
@@ -108,7 +106,7 @@ def _refuse_unknown_keys(fields: Fields, metadata: Mapping[str, Any], prefix: st
         name = key.removeprefix(prefix)
         if not key.startswith(prefix) or name in _READ or name in _HARMLESS:
             continue
-        if isinstance(value, np.ndarray) or value not in _NEUTRAL.get(name, ()):
+        if value not in _NEUTRAL.get(name, ()):
             shown = repr(value)[:80]
             raise UnsupportedModelError(
                 f"{fields.source}: {name} is {shown}, which this backend does not know how to "

@@ -10,6 +10,7 @@ package's.
 from __future__ import annotations
 
 import struct
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from foretell._errors import CorruptModelError, UnsupportedModelError
 
-_STRING, _ARRAY = 8, 9
+_BOOL, _STRING, _ARRAY = 7, 8, 9
 _SCALARS: dict[int, np.dtype[Any]] = {
     0: np.dtype("u1"),
     1: np.dtype("i1"),
@@ -29,7 +30,7 @@ _SCALARS: dict[int, np.dtype[Any]] = {
     4: np.dtype("<u4"),
     5: np.dtype("<i4"),
     6: np.dtype("<f4"),
-    7: np.dtype("?"),
+    7: np.dtype("u1"),
     10: np.dtype("<u8"),
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
@@ -52,9 +53,9 @@ class GgufEntry:
 class GgufFile:
     """A mapped GGUF file.
 
-    `metadata` maps keys to str, int, float, bool, lists of str, or arrays of numbers; `entries`
-    are the tensors by GGUF name. Raises CorruptModelError for a file that is not whole, and
-    UnsupportedModelError for other versions, byte orders and tensor types.
+    `metadata` maps keys to str, int, float, bool, lists of str, or `array.array`s of numbers;
+    `entries` are the tensors by GGUF name. Raises CorruptModelError for a file that is not whole,
+    and UnsupportedModelError for other versions, byte orders and tensor types.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,15 +107,18 @@ class GgufFile:
         elif kind == _ARRAY:
             self.metadata[key] = self._array(key)
         elif kind in _SCALARS:
-            self.metadata[key] = self._numbers(kind, 1)[0].item()
+            value = self._numbers(kind, 1)[0].item()
+            self.metadata[key] = bool(value) if kind == _BOOL else value
         else:
             raise self.corrupt(f"the metadata value {key!r} has the unknown type {kind}")
 
-    def _array(self, key: str) -> list[str] | npt.NDArray[Any]:
+    def _array(self, key: str) -> list[str] | array[Any]:
         kind = self._number("<I")
         length = self._number("<Q")
         if kind in _SCALARS:
-            return self._numbers(kind, length)
+            # Unlike NumPy's, these arrays compare as a whole: any value may be in any key.
+            numbers = self._numbers(kind, length)
+            return array(numbers.dtype.char, numbers.tobytes())
         if kind != _STRING:
             raise self.corrupt(f"the metadata array {key!r} has elements of the type {kind}")
         if length > (len(self._view) - self._at) // 8:
@@ -193,8 +197,7 @@ class GgufFile:
             raise self.corrupt(f"it ends inside its header, at byte {len(self._view)}")
         values = np.frombuffer(self._view, dtype, length, self._at)
         self._at += length * dtype.itemsize
-        # A byte other than 0 and 1 is no bool that NumPy may be handed.
-        return values.view(np.uint8) != 0 if dtype.kind == "b" else values
+        return values
 
     def _text(self, what: str) -> str:
         length = self._number("<Q")

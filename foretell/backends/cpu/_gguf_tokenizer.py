@@ -6,6 +6,7 @@ GGUF stores tokens and merges but not the rules that split text before merging; 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer as InnerTokenizer
 from foretell._errors import TokenizerError
 from foretell._tokenizer import Tokenizer
 
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def read_tokenizer(metadata: Mapping[str, Any], source: str) -> Tokenizer | None
         token_id = _token_id(metadata, key, len(tokens), source)
         if token_id is not None and types[token_id] != _UNUSED:
             special_tokens[name] = tokens[token_id]
-    _add_post_processor(inner, metadata, rules, special_tokens)
+    _add_post_processor(inner, metadata, rules, special_tokens, source)
     return Tokenizer(
         inner,
         source=source,
@@ -127,7 +128,11 @@ def _vocabulary(metadata: Mapping[str, Any], source: str) -> tuple[list[str], li
     if not isinstance(tokens, list) or not tokens:
         raise TokenizerError(f"{source}: tokenizer.ggml.tokens is missing or no list of strings")
     stored = metadata.get("tokenizer.ggml.token_type")
-    types = [1] * len(tokens) if stored is None else [int(kind) for kind in stored]
+    if stored is None:
+        return tokens, [_NORMAL] * len(tokens)
+    if not isinstance(stored, array) or stored.typecode in "fd":
+        raise TokenizerError(f"{source}: tokenizer.ggml.token_type is no array of integers")
+    types = stored.tolist()
     if len(types) != len(tokens):
         raise TokenizerError(
             f"{source}: tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens"
@@ -183,17 +188,25 @@ def _token_id(metadata: Mapping[str, Any], key: str, vocab_size: int, source: st
     return token_id
 
 
+def _flag(metadata: Mapping[str, Any], key: str, default: bool, source: str) -> bool:
+    value = metadata.get(f"tokenizer.ggml.{key}", default)
+    if not isinstance(value, bool):
+        raise TokenizerError(f"{source}: tokenizer.ggml.{key} is {value!r}, not true or false")
+    return value
+
+
 def _add_post_processor(
     inner: InnerTokenizer,
     metadata: Mapping[str, Any],
     rules: _Rules,
     special_tokens: Mapping[str, str],
+    source: str,
 ) -> None:
     parts = ["$A"]
     bos, eos = special_tokens.get("bos_token"), special_tokens.get("eos_token")
-    if metadata.get("tokenizer.ggml.add_bos_token", rules.adds_bos) and bos is not None:
+    if _flag(metadata, "add_bos_token", rules.adds_bos, source) and bos is not None:
         parts.insert(0, bos)
-    if metadata.get("tokenizer.ggml.add_eos_token", False) and eos is not None:
+    if _flag(metadata, "add_eos_token", False, source) and eos is not None:
         parts.append(eos)
     specials = [(part, inner.token_to_id(part)) for part in dict.fromkeys(parts) if part != "$A"]
     inner.post_processor = processors.TemplateProcessing(single=parts, special_tokens=specials)
