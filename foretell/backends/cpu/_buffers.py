@@ -15,7 +15,9 @@ from foretell.backends.cpu._weights import aligned_empty
 if TYPE_CHECKING:
     from foretell.backends.cpu._model import Batch
 
-MAX_ROWS = 128  # rows in one go: enough to share each read of the weights, few enough to stay cached
+MAX_ROWS = (
+    128  # rows in one go: enough to share each read of the weights, few enough to stay cached
+)
 _SPLIT_ROWS = 32  # with more rows than this there is work enough for all threads without splitting
 _SPLIT_BYTES = 64_000_000  # most memory for partial results
 
@@ -33,7 +35,9 @@ class Buffers:
         self._arrays: dict[int, npt.NDArray[np.float32]] = {}
         padded = _padded(config.head_dim)
         self._part_floats = padded + 8
-        widest = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+        widest = max(
+            config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+        )
         group = config.num_heads // config.num_kv_heads
         attention = (
             BLOCK * (config.head_dim + padded)  # a tree node's keys and values

@@ -51,7 +51,7 @@ _zero = np.float32(0.0)
 _one = np.float32(1.0)
 _lowest = np.float32(-np.inf)
 
-# -- linear layers -------------------------------------------------------------------------------
+# -- linear layers ---------------------------------------------------------------------------------
 
 
 def _make_tiles(kind):
@@ -276,7 +276,7 @@ def rotate(x, cos, sin, half):
         store_f32(x + 4 * (half + i), b * c + a * s)
 
 
-# -- attention ---------------------------------------------------------------------------------------
+# -- attention -------------------------------------------------------------------------------------
 #
 # A page holds BLOCK positions: for each layer and key head, the keys as (BLOCK / 8, head_dim, 8),
 # so that one vector is the same element of 8 keys, then the values as (BLOCK, padded head_dim).

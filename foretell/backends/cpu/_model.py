@@ -6,8 +6,8 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,9 @@ from foretell.backends.cpu import _pass as at
 from foretell.backends.cpu._buffers import Buffers
 from foretell.backends.cpu._checkpoint import Checkpoint, open_checkpoint
 from foretell.backends.cpu._config import rope_inverse_frequencies
-from foretell.backends.cpu._kernels import BLOCK
 from foretell.backends.cpu._pool import Pool, default_threads
 from foretell.backends.cpu._session import CpuSession, page_type
-from foretell.backends.cpu._weights import Weights, aligned_empty
+from foretell.backends.cpu._weights import KINDS, Weights, aligned_empty
 
 MAX_THREADS = 256
 
@@ -41,7 +40,10 @@ def load(
     what takes a while. Raises ModelError (and its kinds), InsufficientMemoryError, OptionError.
     """
     check_threads(threads)
-    return CpuModel(open_checkpoint(source, tokenizer=tokenizer), dtype, threads, progress)
+    if dtype not in KINDS:
+        raise OptionError(f"dtype is {dtype!r}; use {' or '.join(map(repr, KINDS))}")
+    checkpoint = open_checkpoint(source, tokenizer=tokenizer, progress=progress)
+    return CpuModel(checkpoint, dtype, threads, progress)
 
 
 def check_threads(threads: int | None) -> None:
@@ -92,6 +94,12 @@ class CpuModel(Model):
             if not isinstance(part.session, CpuSession) or part.session.model is not self:
                 raise InputError("the session belongs to another model")
             sessions.append(part.session)
+            for layer in part.hidden:
+                if not 0 <= layer < self.config.num_layers:
+                    raise InputError(
+                        f"there is no layer {layer!r}; the layers are "
+                        f"0..{self.config.num_layers - 1}"
+                    )
         with self._lock:
             batch = Batch(rows, sessions)
             self._extend_rotary_table(int(batch.positions.max()) + 1)
@@ -162,8 +170,8 @@ class CpuModel(Model):
         ):
             p[parameter] = array.ctypes.data
         self._buffers.fill(p)
-        # A late thread may still read p and the counters after the pass; the rest it leaves alone.
-        self._pool.run(self._run_pass, p, counters)
+        # A late thread looks at these when the pass is long over; the rest it leaves alone.
+        self._pool.run(self._run_pass, p, (counters, hidden_out, weights))
 
     def _extend_rotary_table(self, positions: int) -> None:
         if positions <= len(self._cos):
@@ -212,19 +220,20 @@ class Batch:
         """Indices of the rows whose logits were asked for, ascending."""
         wanted = []
         for part, start, stop in zip(rows, self.starts, self.starts[1:], strict=False):
-            wanted.append(np.arange({"all": start, "last": stop - 1, "none": stop}[part.logits], stop))
+            first = {"all": start, "last": stop - 1, "none": stop}[part.logits]
+            wanted.append(np.arange(first, stop))
         return np.concatenate(wanted).astype(np.int64)
 
     def output(
         self, rows: Sequence[Rows], logits: FloatArray, hidden: dict[int, FloatArray]
     ) -> Output:
-        counts = {"all": lambda n: n, "last": lambda n: 1, "none": lambda n: 0}
-        ends = np.cumsum([0, *(counts[part.logits](len(part.tokens)) for part in rows)])
+        counts = [{"all": len(part.tokens), "last": 1, "none": 0}[part.logits] for part in rows]
+        ends = np.cumsum([0, *counts])
         return Output(
             logits,
             hidden,
-            tuple((int(a), int(b)) for a, b in zip(ends, ends[1:], strict=False)),
-            tuple((int(a), int(b)) for a, b in zip(self.starts, self.starts[1:], strict=False)),
+            tuple((int(a), int(b)) for a, b in pairwise(ends)),
+            tuple((int(a), int(b)) for a, b in pairwise(self.starts)),
         )
 
 

@@ -15,7 +15,6 @@ from numba import njit, types
 from foretell.backends.cpu._kernel_cache import Kernel
 from foretell.backends.cpu._kernels import (
     BLOCK,
-    TILE_OUTPUTS,
     add_bias,
     add_residual,
     copy_floats,
@@ -99,13 +98,13 @@ from foretell.backends.cpu._simd import (
     NORM_2,
     Q_NORM,
     K_NORM,
-    Q,
-    K,
-    V,
-    O,
+    Q_W,
+    K_W,
+    V_W,
+    O_W,
     GATE_W,
     UP_W,
-    DOWN,
+    DOWN_W,
     Q_KIND,
     K_KIND,
     V_KIND,
@@ -154,10 +153,13 @@ def _wait(counter, chunks):
 
 @njit
 def _chunk_outputs(kind, k, outputs):
-    """Outputs in a chunk: few enough to share, many enough to be worth taking."""
-    count = CHUNK_BYTES // weight_row_bytes(kind, k)
-    count = max(TILE_OUTPUTS, count // TILE_OUTPUTS * TILE_OUTPUTS)
-    return min(count, max(TILE_OUTPUTS, outputs // 8 // TILE_OUTPUTS * TILE_OUTPUTS))
+    """Outputs in a chunk: few enough to share, many enough to be worth taking.
+
+    A multiple of 8, so that no vector of results belongs to two chunks.
+    """
+    share = max(1, outputs // 8) if outputs < 1024 else outputs // 16
+    count = min(CHUNK_BYTES // weight_row_bytes(kind, k), share)
+    return max(8, count & -8)
 
 
 @njit
@@ -218,7 +220,7 @@ def _qkv_phase(p, counter, layer, scratch):
             out = p[QKV] + 4 * (q_size + kv_size)
         first = index * size
         last = min(n, first + size)
-        w = load_i64(layer + 8 * (Q + which))
+        w = load_i64(layer + 8 * (Q_W + which))
         kind = load_i64(layer + 8 * (Q_KIND + which))
         linear(rows, x, x_stride, kind, w, hidden, first, last, out, out_stride, scratch)
         bias = load_i64(layer + 8 * (Q_BIAS + which))
@@ -255,9 +257,7 @@ def _rotary_phase(p, counter, layer, layer_offset, epsilon):
             key = row + 4 * (heads + head) * head_dim
             value = row + 4 * (heads + kv_heads + head) * head_dim
             keys = page + head * head_size
-            store_key_value(
-                key, value, head_dim, keys, keys + key_size, value_stride, slot % BLOCK
-            )
+            store_key_value(key, value, head_dim, keys, keys + key_size, value_stride, slot % BLOCK)
         _finish(counter)
         c = _take(counter)
     _wait(counter, rows)
@@ -494,7 +494,7 @@ def _head_phases(p, counter, epsilon, scratch):
 
 
 def _run_pass(p, thread):
-    """The whole pass, as ``thread`` sees it. Every thread of the pool calls this with the same p."""
+    """The whole pass as one ``thread`` sees it; all threads call this with the same p."""
     scratch = p[SCRATCH] + thread * p[SCRATCH_SIZE]
     epsilon = load_f32(p.ctypes.data + 8 * EPSILON)
     counter = p[COUNTERS]
@@ -517,7 +517,7 @@ def _run_pass(p, thread):
             p[ATTENTION],
             q_size,
             load_i64(layer + 8 * O_KIND),
-            load_i64(layer + 8 * O),
+            load_i64(layer + 8 * O_W),
             load_i64(layer + 8 * O_BIAS),
             hidden,
             p[PROJECTED],
@@ -533,7 +533,7 @@ def _run_pass(p, thread):
             p[GATE],
             p[INTERMEDIATE],
             load_i64(layer + 8 * DOWN_KIND),
-            load_i64(layer + 8 * DOWN),
+            load_i64(layer + 8 * DOWN_W),
             load_i64(layer + 8 * DOWN_BIAS),
             hidden,
             p[PROJECTED],

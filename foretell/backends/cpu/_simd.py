@@ -42,7 +42,7 @@ class _F32x8Model(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(dmm, fe_type, _v8)
 
 
-# -- pieces of IR ------------------------------------------------------------------------------
+# -- pieces of IR ----------------------------------------------------------------------------------
 
 
 def _pointer(builder: Any, address: Any) -> Any:
@@ -131,7 +131,7 @@ def _prefetch(builder: Any, address: Any) -> None:
 _ITEM_SIZE = {F32: 4, BF16: 2}
 
 
-# -- vector operations -------------------------------------------------------------------------
+# -- vector operations -----------------------------------------------------------------------------
 
 
 def _vector_operation(
@@ -277,7 +277,7 @@ def load_bf16(typingctx: Any, address: Any) -> Any:
     return types.float32(types.int64), codegen
 
 
-# -- tiles: the loops where the time goes --------------------------------------------------------
+# -- tiles: the loops where the time goes ----------------------------------------------------------
 
 
 def dot_tile(rows: int, outputs: int, kind: int) -> Any:
@@ -314,8 +314,8 @@ def dot_tile(rows: int, outputs: int, kind: int) -> Any:
             sums = [
                 [cgutils.alloca_once_value(b, zero) for _ in range(outputs)] for _ in range(rows)
             ]
-            for row in sums:
-                for cell in row:
+            for cells in sums:
+                for cell in cells:
                     b.store(zero, cell)
             size = _ITEM_SIZE[kind]
 
@@ -324,9 +324,7 @@ def dot_tile(rows: int, outputs: int, kind: int) -> Any:
                     for row in range(rows):
                         cell = sums[row][output]
                         total = b.load(cell, typ=_v8)
-                        b.store(
-                            _call_v8(b, "fma", x_vectors[row], w_vectors[output], total), cell
-                        )
+                        b.store(_call_v8(b, "fma", x_vectors[row], w_vectors[output], total), cell)
 
             def step(i: Any) -> None:
                 accumulate(
@@ -381,8 +379,8 @@ def score_tile(queries: int, groups: int) -> Any:
             sums = [
                 [cgutils.alloca_once_value(b, zero) for _ in range(groups)] for _ in range(queries)
             ]
-            for row in sums:
-                for cell in row:
+            for cells in sums:
+                for cell in cells:
                     b.store(zero, cell)
             with cgutils.for_range(b, head_dim, intp=_i64) as loop:
                 k_vectors = [_load(b, _at(b, p, loop.index, 4 * LANES), _v8, 4) for p in ks]
@@ -435,7 +433,7 @@ def value_tile(vectors: int) -> Any:
     return tile
 
 
-# -- threads -------------------------------------------------------------------------------------
+# -- threads ---------------------------------------------------------------------------------------
 
 
 @intrinsic  # type: ignore[untyped-decorator]

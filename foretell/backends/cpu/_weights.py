@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from foretell._errors import InsufficientMemoryError, OptionError
+from foretell._errors import InsufficientMemoryError
 from foretell.backends.cpu import _pass as at
 from foretell.backends.cpu._checkpoint import Checkpoint
 from foretell.backends.cpu._config import DecoderConfig
 from foretell.backends.cpu._layout import EMBEDDING, HEAD, expected_tensors
 from foretell.backends.cpu._simd import BF16, F32
-from foretell.backends.cpu._tensor import TensorSource
 
 KINDS = {"float32": F32, "bfloat16": BF16}
 _ITEM_SIZE = {"float32": 4, "bfloat16": 2}
@@ -23,13 +22,13 @@ _ROWS_AT_ONCE = 1024  # rows decoded at a time, which bounds what loading needs 
 _ALIGNMENT = 64  # a cache line: vectors then never straddle two
 
 _MATRICES = (
-    ("self_attn.q_proj", at.Q, at.Q_KIND, at.Q_BIAS),
-    ("self_attn.k_proj", at.K, at.K_KIND, at.K_BIAS),
-    ("self_attn.v_proj", at.V, at.V_KIND, at.V_BIAS),
-    ("self_attn.o_proj", at.O, at.O_KIND, at.O_BIAS),
+    ("self_attn.q_proj", at.Q_W, at.Q_KIND, at.Q_BIAS),
+    ("self_attn.k_proj", at.K_W, at.K_KIND, at.K_BIAS),
+    ("self_attn.v_proj", at.V_W, at.V_KIND, at.V_BIAS),
+    ("self_attn.o_proj", at.O_W, at.O_KIND, at.O_BIAS),
     ("mlp.gate_proj", at.GATE_W, at.GATE_KIND, at.GATE_BIAS),
     ("mlp.up_proj", at.UP_W, at.UP_KIND, at.UP_BIAS),
-    ("mlp.down_proj", at.DOWN, at.DOWN_KIND, at.DOWN_BIAS),
+    ("mlp.down_proj", at.DOWN_W, at.DOWN_KIND, at.DOWN_BIAS),
 )
 _VECTORS = (
     ("input_layernorm", at.NORM_1),
@@ -42,14 +41,12 @@ _VECTORS = (
 class Weights:
     """All tensors of a decoder in ``dtype``; vectors (norms, biases) stay in float32.
 
-    Raises OptionError for an unknown dtype and InsufficientMemoryError before reading anything.
+    Raises InsufficientMemoryError before reading anything.
     """
 
     def __init__(
         self, checkpoint: Checkpoint, dtype: str, progress: Callable[[str], None] | None = None
     ) -> None:
-        if dtype not in KINDS:
-            raise OptionError(f"dtype is {dtype!r}; use {' or '.join(map(repr, KINDS))}")
         self.kind = KINDS[dtype]
         self.num_bytes = weight_bytes(checkpoint.config, dtype)
         _check_memory(self.num_bytes, dtype, checkpoint.source)

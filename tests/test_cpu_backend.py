@@ -1,0 +1,480 @@
+"""The cpu backend: the same bits for every pass, thread, drafter and draft length."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import model_contract
+import numpy as np
+import psutil
+import pytest
+from demo import demo_file
+from families import FAMILIES, tiny_checkpoint
+
+from foretell import (
+    CorruptModelError,
+    Draft,
+    Drafter,
+    Engine,
+    InputError,
+    InsufficientMemoryError,
+    OptionError,
+    Rows,
+    Session,
+)
+from foretell.backends.cpu import CpuModel, load
+from foretell.backends.cpu._weights import to_bfloat16
+from foretell.drafters import DraftModel, PromptLookup
+
+DTYPES = ("float32", "bfloat16")
+DRAFT_LENGTHS = (1, 2, 5, 16)
+PASS_LENGTHS = range(1, 34)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+def tiny(checkpoints: Path, family: str, dtype: str = "float32", threads: int = 2, **changes):
+    return load(tiny_checkpoint(checkpoints, family, **changes), dtype=dtype, threads=threads)
+
+
+def tokens_of(model: CpuModel, count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(model.vocab_size, size=count).tolist()
+
+
+# -- the contract of every model ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", model_contract.CHECKS, ids=model_contract.name)
+@pytest.mark.parametrize("family", ["llama", "qwen3-odd"])
+def test_contract(check, family: str, checkpoints: Path) -> None:
+    check(tiny(checkpoints, family, changes={"max_position_embeddings": 200}))
+
+
+# -- row invariance ----------------------------------------------------------------------------
+
+
+def single_steps(model: CpuModel, prompt: list[int], tokens: list[int]) -> tuple[Session, list]:
+    """Plain decoding's logits, one pass a token."""
+    session = model.new_session()
+    model.forward([Rows(session, prompt, logits="none")])
+    session.keep(range(len(prompt)))
+    logits = []
+    for token in tokens:
+        logits.append(model.forward([Rows(session, [token])]).logits[0])
+        session.keep([0])
+    return session, logits
+
+
+def assert_passes_of_any_length_equal_single_steps(model: CpuModel, prompt_length: int) -> None:
+    prompt, tokens = tokens_of(model, prompt_length), tokens_of(model, PASS_LENGTHS[-1], seed=1)
+    plain, logits = single_steps(model, prompt, tokens)
+    session = model.new_session()
+    model.forward([Rows(session, prompt, logits="none")])
+    session.keep(range(len(prompt)))
+    for count in PASS_LENGTHS:
+        together = model.forward([Rows(session, tokens[:count])]).logits
+        np.testing.assert_array_equal(together, logits[:count])
+    session.keep(range(len(tokens)))
+    for got, expected in zip(session.keys_values(), plain.keys_values(), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_passes_of_any_length_have_the_bits_of_single_steps(family, dtype, checkpoints) -> None:
+    # From 50 on, the passes straddle the first two blocks of keys.
+    assert_passes_of_any_length_equal_single_steps(tiny(checkpoints, family, dtype), 50)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [37, 100, 250])
+def test_odd_widths_have_the_bits_of_single_steps(width, dtype, checkpoints) -> None:
+    changes = {"hidden_size": width, "intermediate_size": width + 1, "vocab_size": width}
+    model = tiny(checkpoints, "qwen3", dtype, changes=changes)
+    assert_passes_of_any_length_equal_single_steps(model, 7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_way_to_cut_a_prompt_gives_the_same_bits(dtype, checkpoints) -> None:
+    model = tiny(checkpoints, "llama", dtype)
+    prompt = tokens_of(model, 300)
+    expected = None
+    for size in (1, 7, 64, 100, 128, 129, 300):
+        session = model.new_session()
+        for start in range(0, len(prompt), size):
+            chunk = prompt[start : start + size]
+            logits = model.forward([Rows(session, chunk, logits="last")]).logits
+            session.keep(range(len(chunk)))
+        result = (logits, *session.keys_values())
+        expected = expected or result
+        for got, wanted in zip(result, expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_change_no_bit(dtype, checkpoints) -> None:
+    expected = None
+    for threads in (1, 2, 4):
+        model = tiny(checkpoints, "qwen2", dtype, threads)
+        session = model.new_session()
+        prompt = tokens_of(model, 150)
+        result = [model.forward([Rows(session, prompt)]).logits]
+        session.keep(range(len(prompt)))
+        for token in tokens_of(model, 3, seed=2):
+            result.append(model.forward([Rows(session, [token])]).logits)
+            session.keep([0])
+        result += session.keys_values()
+        expected = expected or result
+        for got, wanted in zip(result, expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_long_contexts_split_over_threads_have_the_bits_of_a_prefill(checkpoints) -> None:
+    # A step splits its attention into blocks for the threads; a prefill folds them as it goes.
+    model = tiny(checkpoints, "llama", threads=4)
+    prompt = tokens_of(model, 500)
+    session = model.new_session()
+    at_once = model.forward([Rows(session, prompt)]).logits
+    session.keep(range(490))
+    for index in range(490, 500):
+        np.testing.assert_array_equal(
+            model.forward([Rows(session, [prompt[index]])]).logits[0], at_once[index]
+        )
+        session.keep([0])
+
+
+def test_hidden_states_are_those_of_single_steps_and_of_each_layer(checkpoints) -> None:
+    model = tiny(checkpoints, "llama")
+    tokens = tokens_of(model, 9)
+    session = model.new_session()
+    together = model.forward([Rows(session, tokens, logits="last", hidden=(0, 2))])
+    assert sorted(together.hidden) == [0, 2]
+    assert together.hidden[0].shape == (9, model.config.hidden_size)
+    for index, token in enumerate(tokens):
+        alone = model.forward([Rows(session, [token], hidden=(0, 2))])
+        session.keep([0])
+        for layer in (0, 2):
+            np.testing.assert_array_equal(alone.hidden[layer][0], together.hidden[layer][index])
+    assert not np.array_equal(together.hidden[0], together.hidden[2])
+
+
+def test_a_layer_that_does_not_exist_has_no_hidden_state(checkpoints) -> None:
+    model = tiny(checkpoints, "llama")
+    with pytest.raises(InputError, match=r"layer 3.*0\.\.2"):
+        model.forward([Rows(model.new_session(), [1], hidden=(3,))])
+
+
+# -- speculation -------------------------------------------------------------------------------
+
+
+class RandomTrees(Drafter):
+    """Trees that grow the right continuation among wrong branches."""
+
+    name = "random_trees"
+
+    def __init__(self, continuation: list[int], prompt_length: int, vocab_size: int) -> None:
+        self.arguments = (continuation, prompt_length, vocab_size)
+        self.rng = np.random.default_rng(5)
+
+    def spawn(self) -> RandomTrees:
+        return RandomTrees(*self.arguments)
+
+    def propose(self, context, limit):
+        continuation, prompt_length, vocab_size = self.arguments
+        right = continuation[len(context) - prompt_length :]
+        tokens, parents, depth, on_path = [], [-1], [0], [True]
+        for _ in range(limit):
+            parent = int(self.rng.integers(len(parents)))
+            token = int(self.rng.integers(vocab_size))
+            good = on_path[parent] and depth[parent] < len(right) and self.rng.random() < 0.8
+            if good:
+                token = right[depth[parent]]
+            if (parent, token) in zip(parents[1:], tokens, strict=True):
+                continue
+            tokens.append(token)
+            parents.append(parent)
+            depth.append(depth[parent] + 1)
+            on_path.append(good)
+        return Draft(tuple(tokens), tuple(parents))
+
+
+class Contrary(DraftModel):
+    """Never says what the target would."""
+
+    name = "contrary"
+
+    def spawn(self) -> Contrary:
+        return Contrary(self._model)
+
+    def propose(self, context, limit):
+        right = super().propose(context, limit)
+        return Draft(tuple((token + 1) % self._model.vocab_size for token in right.tokens))
+
+
+def generate(model: CpuModel, drafters, prompt: list[int], draft_length: int, max_tokens: int):
+    """Token ids and the final cache of the target's session."""
+    sessions: list[Session] = []
+    new_session, model.new_session = model.new_session, lambda: remember(sessions, new_session())
+    try:
+        result = Engine(model, drafters=drafters).generate(
+            prompt, max_tokens=max_tokens, num_draft_tokens=draft_length, ignore_eos=True
+        )
+    finally:
+        del model.new_session
+    return result, sessions[0].keys_values()
+
+
+def remember(sessions: list[Session], session: Session) -> Session:
+    sessions.append(session)
+    return session
+
+
+def drafters_for(model: CpuModel, other: CpuModel, prompt: list[int], plain: list[int]):
+    yield DraftModel(model)
+    yield DraftModel(other)
+    yield Contrary(model)
+    yield PromptLookup()
+    yield RandomTrees(plain, len(prompt), model.vocab_size)
+
+
+def assert_speculation_changes_nothing(
+    model: CpuModel, other: CpuModel, prompt: list[int], max_tokens: int, lengths=DRAFT_LENGTHS
+) -> None:
+    plain, cache = generate(model, [], prompt, 0, max_tokens)
+    assert len(plain.token_ids) == max_tokens
+    accepted = 0
+    for drafter in drafters_for(model, other, prompt, plain.token_ids):
+        for length in lengths:
+            result, its_cache = generate(model, [drafter], prompt, length, max_tokens)
+            assert result.token_ids == plain.token_ids, (drafter.name, length)
+            for got, expected in zip(its_cache, cache, strict=True):
+                np.testing.assert_array_equal(got, expected)
+            accepted += result.stats.num_accepted_tokens
+    assert accepted > max_tokens  # the drafts were not all refused
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_speculation_changes_no_token_and_no_bit_of_the_cache(family, dtype, checkpoints) -> None:
+    model = tiny(checkpoints, family, dtype)
+    other = tiny(checkpoints, family, dtype, seed=7)
+    assert_speculation_changes_nothing(model, other, tokens_of(model, 40), 60)
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def demo(request) -> Iterator[CpuModel]:
+    model = load(demo_file(), dtype=request.param, threads=2)
+    yield model
+    del model
+    gc.collect()
+
+
+def test_demo_passes_of_any_length_have_the_bits_of_single_steps(demo) -> None:
+    assert_passes_of_any_length_equal_single_steps(demo, 90)
+
+
+def test_demo_speculation_changes_no_token_and_no_bit_of_the_cache(demo, checkpoints) -> None:
+    changes = {"vocab_size": demo.vocab_size, "num_hidden_layers": 1}
+    other = tiny(checkpoints, "llama", changes=changes)
+    prompt = demo.tokenizer.encode(
+        "Correct the spelling: The quik brown fox jumps over the lazi dog. The quik brown fox",
+        add_special_tokens=False,
+    )
+    assert_speculation_changes_nothing(demo, other, prompt, 24, lengths=(1, 5, 16))
+
+
+def test_demo_threads_change_no_token(demo) -> None:
+    prompt = demo.tokenizer.encode("Once upon a time", add_special_tokens=False)
+    expected, _ = generate(demo, [], prompt, 0, 16)
+    for threads in (1, 4):
+        model = load(demo_file(), dtype=demo.dtype, threads=threads)
+        assert generate(model, [], prompt, 0, 16)[0].token_ids == expected.token_ids
+
+
+# -- many at once ------------------------------------------------------------------------------
+
+
+def test_threads_that_share_a_model_get_their_own_tokens(checkpoints) -> None:
+    model = tiny(checkpoints, "llama")
+    engine = Engine(model, drafters=["prompt_lookup"])
+    prompts = [tokens_of(model, 20, seed) for seed in range(6)]
+    options = {"max_tokens": 30, "ignore_eos": True}
+    expected = [engine.generate(prompt, **options).token_ids for prompt in prompts]
+    results: dict[int, list[int]] = {}
+
+    def work(index: int) -> None:
+        results[index] = engine.generate(prompts[index], **options).token_ids
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [results[index] for index in range(len(prompts))] == expected
+
+
+def test_sessions_in_one_pass_have_the_bits_of_passes_of_their_own(checkpoints) -> None:
+    model = tiny(checkpoints, "qwen2")
+    lengths = (1, 70, 3, 129, 20)
+    alone, together = [], []
+    for index, length in enumerate(lengths):
+        prompt = tokens_of(model, length, seed=index)
+        for sessions in (alone, together):
+            session = model.new_session()
+            model.forward([Rows(session, prompt, logits="none")])
+            session.keep(range(length))
+            sessions.append(session)
+    parts = [
+        ([5, 6, 7, 8, 9], [-1, 0, 0, 2, 1], "all"),
+        ([1], None, "all"),
+        ([2, 3], None, "last"),
+        ([4, 4, 4], None, "none"),
+        (tokens_of(model, 140, seed=9), None, "all"),
+    ]
+    output = model.forward(
+        [Rows(session, *part) for session, part in zip(together, parts, strict=True)]
+    )
+    for index, (session, part) in enumerate(zip(alone, parts, strict=True)):
+        np.testing.assert_array_equal(
+            model.forward([Rows(session, *part)]).logits, output.of(index).logits
+        )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_generates_the_same(checkpoints) -> None:
+    model = tiny(checkpoints, "llama")
+    prompt = tokens_of(model, 10)
+    expected = Engine(model).generate(prompt, max_tokens=8).token_ids
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # no pytest in here
+        try:
+            tokens = Engine(model).generate(prompt, max_tokens=8).token_ids
+            os.write(write, " ".join(map(str, tokens)).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert pipe.read().split() == [str(token) for token in expected]
+    os.waitpid(child, 0)
+
+
+def test_helpers_end_with_their_model(checkpoints) -> None:
+    before = set(threading.enumerate())
+    model = tiny(checkpoints, "llama", threads=4)
+    model.forward([Rows(model.new_session(), [1])])
+    helpers = set(threading.enumerate()) - before
+    assert len(helpers) == 3
+    del model
+    gc.collect()
+    for thread in helpers:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+
+
+def test_forks_share_pages_until_one_of_them_writes(checkpoints) -> None:
+    model = tiny(checkpoints, "llama")
+    session = model.new_session()
+    tokens = tokens_of(model, 200)
+    model.forward([Rows(session, tokens, logits="none")])
+    session.keep(range(200))
+    fork = session.fork()
+    before = [array.copy() for array in fork.keys_values()]
+    session.rollback(150)
+    model.forward([Rows(session, tokens_of(model, 150, seed=3), logits="none")])
+    session.keep(range(150))
+    for got, expected in zip(fork.keys_values(), before, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+# -- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, True, 1000, "2"])
+def test_threads_must_be_a_sensible_number(threads, checkpoints) -> None:
+    with pytest.raises(OptionError, match="threads is"):
+        tiny(checkpoints, "llama", threads=threads)
+
+
+def test_an_unknown_dtype_is_refused_by_name(checkpoints) -> None:
+    with pytest.raises(OptionError, match=r"'float16'.*'float32' or 'bfloat16'"):
+        tiny(checkpoints, "llama", "float16")
+
+
+def test_too_little_memory_is_said_with_both_numbers(checkpoints, monkeypatch) -> None:
+    class Little:
+        available = 150_000_000
+
+    monkeypatch.setattr(psutil, "virtual_memory", Little)
+    with pytest.raises(InsufficientMemoryError, match=r"0\.2 GB in float32.*0\.1 GB.*bfloat16"):
+        tiny(checkpoints, "llama")
+    with pytest.raises(InsufficientMemoryError, match="smaller model"):
+        tiny(checkpoints, "llama", "bfloat16")
+
+
+def test_a_session_of_another_model_is_refused(checkpoints) -> None:
+    one, other = tiny(checkpoints, "llama"), tiny(checkpoints, "qwen2")
+    with pytest.raises(InputError, match="another model"):
+        one.forward([Rows(other.new_session(), [1])])
+
+
+def test_nan_weights_are_found_while_loading(checkpoints) -> None:
+    folder = tiny_checkpoint(checkpoints, "llama", seed=99)
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-4:] = np.float32("nan").tobytes()
+    file.write_bytes(data)
+    with pytest.raises(CorruptModelError, match="NaN"):
+        load(folder)
+
+
+def test_bfloat16_rounds_to_nearest_even() -> None:
+    values = np.array([1.0, 1.00390625, 1.01171875, -2.5, 0.0, 3e38], np.float32)
+    bits = to_bfloat16(values)
+    back = (bits.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(back[:5], np.float32([1.0, 1.0, 1.015625, -2.5, 0.0]))
+    assert np.isfinite(back[5])
+
+
+# -- kernels on disk ---------------------------------------------------------------------------
+
+PREPARE = """
+import sys, time
+from foretell.backends.cpu._pass import run_pass
+run_pass.prepare(print)
+"""
+
+
+def prepare(cache: Path) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", PREPARE],
+        env={**os.environ, "FORETELL_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    ).stdout
+
+
+def test_kernels_are_compiled_once_and_a_damaged_cache_is_made_anew(tmp_path) -> None:
+    assert "compiling" in prepare(tmp_path)
+    assert prepare(tmp_path) == ""
+    for file in tmp_path.rglob("*.nb[ic]"):
+        file.write_bytes(b"damaged")
+    prepare(tmp_path)
+    assert prepare(tmp_path) == ""
+
+
+def test_a_cache_that_cannot_be_written_costs_the_compile_time_only(tmp_path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("not a directory")
+    assert "compiling" in prepare(in_the_way)
