@@ -19,6 +19,7 @@ from foretell._errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
+from foretell._logprobs import TokenLogprobs
 from foretell._model import Capabilities, Model, Output, Rows, Session
 from foretell._result import Event, FinishReason, Generation, Stats
 from foretell._sampling import SamplingParams
@@ -55,6 +56,7 @@ __all__ = [
     "SamplingParams",
     "Session",
     "Stats",
+    "TokenLogprobs",
     "Tokenizer",
     "TokenizerError",
     "UnsupportedModelError",

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from foretell._draft import Draft
+from foretell._logprobs import TokenLogprobs, prompt_logprobs, token_logprobs
 from foretell._model import Model, Output, Rows, Session
 from foretell._policy import FixedPolicy
 from foretell._result import FinishReason, Stats
-from foretell._sampling import Choose
+from foretell._sampling import Sampler
 from foretell._stop import StopConditions
-from foretell._verify import Accepted, Origin, match
+from foretell._verify import RULES, Accepted, Origin, Rule, Verdict
 
 PREFILL_CHUNK = 512  # tokens between two looks at the cancel flag
+SCORED_CHUNK = 64  # the same where every row's logits are needed, and held
 
 
 @dataclass
@@ -28,51 +30,63 @@ class Request:
 
     session: Session
     tokens: list[int]
-    choose: Choose
+    sampler: Sampler
     policy: FixedPolicy
     stops: StopConditions
     is_cancelled: Callable[[], bool] = lambda: False
+    rule: Rule = RULES["match"]
+    seed: int | None = None
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """What one pass emitted: tokens, and for each its origin and the text it completed."""
+    """What one pass emitted: tokens, and for each its origin, its text, its log-probability."""
 
-    tokens: Sequence[int]
-    origins: Sequence[Origin]
-    pieces: Sequence[str]
-
-
-def decode(model: Model, request: Request) -> Iterator[Emitted]:
-    """Run a request to its end, one pass at a time."""
-    yield prefill(model, request)
-    while request.finish is None:
-        yield from step(model, [request])
+    tokens: Sequence[int] = ()
+    origins: Sequence[Origin] = ()
+    pieces: Sequence[str] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
-def prefill(model: Model, request: Request) -> Emitted:
-    """Read the prompt and emit the first token, before anything is drafted."""
+def decode(model: Model, requests: Sequence[Request]) -> Iterator[tuple[int, Emitted]]:
+    """Run requests of one prompt to their end, one pass at a time, with each one's index."""
+    yield from enumerate(prefill(model, requests))
+    while running := [i for i, request in enumerate(requests) if request.finish is None]:
+        yield from zip(running, step(model, [requests[i] for i in running]), strict=True)
+
+
+def prefill(model: Model, requests: Sequence[Request]) -> list[Emitted]:
+    """Read the prompt once for all, and emit everyone's first token before anything is drafted."""
     began = perf_counter()
-    prompt, session = request.tokens, request.session
-    request.policy.start(prompt)
+    first, *others = requests
+    prompt, session, scored = first.tokens, first.session, first.num_prompt_logprobs
+    for request in requests:
+        request.policy.start(prompt)
     while True:
-        chunk = prompt[session.length : session.length + PREFILL_CHUNK]
-        last = session.length + len(chunk) == len(prompt)
-        output = model.forward([Rows(session, chunk, logits="last" if last else "none")])
+        start, size = session.length, PREFILL_CHUNK if scored is None else SCORED_CHUNK
+        chunk = prompt[start : start + size]
+        last = start + len(chunk) == len(prompt)
+        rows = Rows(session, chunk, logits="last" if last else "none")
+        output = model.forward([rows if scored is None else replace(rows, logits="all")])
         session.keep(range(len(chunk)))
-        if last or request.is_cancelled():
+        if scored is not None:
+            first.prompt_logprobs += prompt_logprobs(output.logits, prompt[start + 1 :], scored)
+        if last or first.is_cancelled():
             break
-    request.stats.prefill_seconds = perf_counter() - began
+    for request in others:
+        request.session = session.fork()
+    for request in requests:
+        request.stats.prefill_seconds = perf_counter() - began
+        request.finish = None if last else FinishReason.CANCELLED
     if not last:
-        request.finish = FinishReason.CANCELLED
-        return Emitted((), (), ())
-    token = request.choose(output.logits[0], prompt, len(prompt))
-    accepted, pieces = trim(request, Accepted((0,), (token,), Origin.PLAIN))
-    request.tokens.extend(accepted.tokens)
-    request.policy.observe(Draft(), output, accepted)
-    return Emitted(accepted.tokens, accepted.origins, pieces)
+        return [Emitted() for _ in requests]
+    output = replace(output, logits=output.logits[-1:])
+    return [advance(request, Draft.empty(), output, prefilled=True) for request in requests]
 
 
 def step(model: Model, requests: Sequence[Request]) -> list[Emitted]:
@@ -94,29 +108,41 @@ def step(model: Model, requests: Sequence[Request]) -> list[Emitted]:
     return emitted
 
 
-def advance(request: Request, draft: Draft, output: Output) -> Emitted:
+def advance(request: Request, draft: Draft, output: Output, *, prefilled: bool = False) -> Emitted:
     """Take what the target accepts into the request, and drop the rest."""
-    verdict = match(draft, output.logits, request.choose, request.tokens)
-    accepted, pieces = trim(request, verdict)
-    request.session.keep(accepted.nodes)
+    verdict = request.rule.verify(draft, output.logits, request.sampler, request.tokens)
+    accepted, pieces = trim(request, draft, verdict)
+    if not prefilled:
+        request.session.keep(accepted.nodes)
+        request.stats.record(draft, accepted)
     request.tokens.extend(accepted.tokens)
-    request.stats.record(draft, accepted)
     request.policy.observe(draft, output, accepted)
-    return Emitted(accepted.tokens, accepted.origins, pieces)
+    logprobs = (
+        ()
+        if request.num_logprobs is None
+        else [
+            token_logprobs(output.logits[node], token, request.num_logprobs)
+            for node, token in zip(accepted.nodes, accepted.tokens, strict=False)
+        ]
+    )
+    return Emitted(accepted.tokens, accepted.origins, pieces, logprobs)
 
 
-def trim(request: Request, accepted: Accepted) -> tuple[Accepted, list[str]]:
-    """Cut accepted tokens where plain decoding would have stopped; sets the finish reason.
+def trim(request: Request, draft: Draft, verdict: Verdict) -> tuple[Accepted, list[str]]:
+    """Cut a verdict where plain decoding would have stopped; sets the finish reason.
 
-    The one place that decides the end of a generation, whatever ends it.
+    The one place that decides the end of a generation, whatever ends it. What a rule would say
+    behind the end is not asked for.
     """
+    emitted: list[tuple[int, Origin]] = []
+    pieces: list[str] = []
     if request.is_cancelled():
         request.finish = FinishReason.CANCELLED
-        return accepted.cut(0), []
-    pieces: list[str] = []
-    for token in accepted.tokens:
+        return Accepted.of(draft, ()), []
+    for token, origin in verdict:
         piece, request.finish = request.stops.push(token)
+        emitted.append((token, origin))
         pieces.append(piece)
         if request.finish is not None:
             break
-    return accepted.cut(len(pieces)), pieces
+    return Accepted.of(draft, emitted), pieces

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from foretell._errors import InputError
-from foretell._model import Output, check_parents, depths
+from foretell._model import Output, check_parents, depths, is_chain
+from foretell._sampling import DraftSampler, Drawn
 
 if TYPE_CHECKING:
     from foretell._verify import Accepted
+
+
+Probabilities = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -23,11 +30,18 @@ class Draft:
     is ``tokens[i]``. ``parents`` has one entry for every node, -1 for node 0, and is None for a
     chain. ``probabilities[i]`` is the drafter's estimate that ``tokens[i]`` is right, given that
     the tokens before it on its path are; empty where the drafter has no opinion.
+
+    ``q`` has no default, so that nobody forgets it: the distributions the tokens were drawn
+    from, (len, vocab_size of the target), row i being what ``tokens[i]`` was drawn from after
+    all processors; or None, which states that nothing was drawn. The exact rules of sampling
+    stand on it. Make drafts by ``Draft.one_hot``, ``Draft.sampled``, ``Draft.drawn`` or
+    ``Draft.empty``. Equality does not look at it.
     """
 
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...]
     parents: tuple[int, ...] | None = None
     probabilities: tuple[float, ...] = ()
+    q: Probabilities | None = field(kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         if self.parents is not None:
@@ -41,6 +55,63 @@ class Draft:
                 f"{len(self.tokens)} drafted tokens need as many probabilities, "
                 f"got {len(self.probabilities)}"
             )
+        if self.q is not None:
+            if not is_chain(self.parents):
+                raise InputError("only a chain can be sampled; a tree has no q")
+            if self.q.ndim != 2 or len(self.q) != len(self.tokens):
+                raise InputError(
+                    f"{len(self.tokens)} drafted tokens need as many rows of q, "
+                    f"got shape {self.q.shape}"
+                )
+
+    @classmethod
+    def empty(cls) -> Draft:
+        """No draft: the step is a plain one."""
+        return cls((), q=None)
+
+    @classmethod
+    def one_hot(
+        cls,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        probabilities: Sequence[float] = (),
+    ) -> Draft:
+        """Tokens that follow from the context, with no draw: each q is 1 for its token."""
+        return cls(
+            tuple(tokens),
+            None if parents is None else tuple(parents),
+            tuple(probabilities),
+            q=None,
+        )
+
+    @classmethod
+    def sampled(
+        cls, tokens: Sequence[int], q: npt.ArrayLike, probabilities: Sequence[float] = ()
+    ) -> Draft:
+        """A chain of tokens, each drawn from its row of ``q``."""
+        rows = np.asarray(q, dtype=np.float64)
+        return cls(tuple(tokens), None, tuple(probabilities), q=rows)
+
+    @classmethod
+    def drawn(cls, drawn: Sequence[Drawn], probabilities: Sequence[float] = ()) -> Draft:
+        """A chain of what a DraftSampler drew.
+
+        Its q is left out where the draw follows from the request's own noise (under ``match``).
+        """
+        tokens = [one.token for one in drawn]
+        rows = [one.q for one in drawn if one.q is not None]
+        if rows and len(rows) == len(tokens):
+            return cls.sampled(tokens, np.stack(rows), probabilities)
+        return cls.one_hot(tokens, None, probabilities)
+
+    def q_of(self, index: int, vocab_size: int) -> Probabilities:
+        """What ``tokens[index]`` was drawn from, (vocab_size,)."""
+        if self.q is not None:
+            row: Probabilities = self.q[index]
+            return row
+        one_hot = np.zeros(vocab_size)
+        one_hot[self.tokens[index]] = 1.0
+        return one_hot
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -73,9 +144,9 @@ class Draft:
             if child and parent == node:
                 branch.append(child - 1)
                 node = child
-        return Draft(
-            tuple(self.tokens[i] for i in branch),
-            probabilities=tuple(self.probabilities[i] for i in branch if self.probabilities),
+        return Draft.one_hot(
+            [self.tokens[i] for i in branch],
+            probabilities=[self.probabilities[i] for i in branch if self.probabilities],
         )
 
     @property
@@ -92,10 +163,19 @@ class Drafter(ABC):
     """
 
     name: str
+    trees: bool = False
+    """Whether it may propose trees, which ``rejection`` and ``block`` cannot verify."""
 
     @abstractmethod
     def spawn(self) -> Drafter:
         """A drafter with the same settings and no memory of a request."""
+
+    def sample_with(self, sampler: DraftSampler) -> None:  # noqa: B027 - optional hook
+        """How to draw in the request that begins; called before ``start``.
+
+        A drafter that has a distribution draws with ``sampler`` and with nothing else: it applies
+        the request's processors and gives back the q that goes into the draft.
+        """
 
     def start(self, prompt: Sequence[int]) -> None:  # noqa: B027 - optional hook
         """A request begins; called before anything is proposed."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from foretell._decode import Emitted, Request, decode
+from foretell._decode import Request, decode
 from foretell._draft import Drafter
 from foretell._errors import (
     ContextLengthError,
@@ -16,16 +17,24 @@ from foretell._errors import (
     TokenizerError,
     VocabularyMismatchError,
 )
+from foretell._logprobs import TokenLogprobs
 from foretell._model import Model, Session
 from foretell._policy import FixedPolicy
 from foretell._result import Event, Generation
-from foretell._sampling import SamplingParams, is_int, make_choose
+from foretell._sampling import (
+    DraftSampler,
+    RequestSampler,
+    SamplingParams,
+    completion_seed,
+    is_int,
+    seed_for,
+)
 from foretell._stop import StopConditions
 from foretell._tokenizer import StreamDecoder, Tokenizer
-from foretell._verify import Origin
-from foretell.drafters import DraftModel, PromptLookup
+from foretell._verify import RULES, Origin
+from foretell.drafters import DraftModel, Ngram, PromptLookup
 
-DRAFTERS = ("prompt_lookup", "draft_model")
+DRAFTERS = ("prompt_lookup", "draft_model", "ngram")
 DEFAULT_NUM_DRAFT_TOKENS = 4
 
 Message = Mapping[str, str]
@@ -38,8 +47,8 @@ class Engine:
 
     ``model``: "demo" (the embedded default), a folder or GGUF file, a hub id, or a Model.
     ``draft``: a draft model, in the same forms; its tokenizer must equal the target's.
-    ``drafters``: names ("prompt_lookup", "draft_model") or Drafter objects, asked in that order
-    at every step; by default "draft_model" where a draft is given, else "prompt_lookup".
+    ``drafters``: names ("prompt_lookup", "draft_model", "ngram") or Drafter objects, asked in that
+    order at every step; by default "draft_model" where a draft is given, else "prompt_lookup".
     ``tokenizer``: a tokenizer.json, or a Tokenizer, where the model does not bring its own.
     ``dtype``: weights in "float32" or "bfloat16". ``threads``: by default one per core; they
     never change the output. ``progress`` is called with notes about slow work.
@@ -87,25 +96,32 @@ class Engine:
         messages: Sequence[Message] | None = None,
         sampling: SamplingParams | None = None,
         num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
+        verification: str = "match",
         **options: Any,
     ) -> Generation:
         """Generate to the end and return the whole result.
 
         ``prompt`` is text or token ids, continued as it is; ``messages`` are put through the
         model's chat template. ``num_draft_tokens``: most tokens to draft at a step, 0 for plain
-        decoding; it never changes the output. ``options`` are the fields of SamplingParams.
+        decoding. ``verification``: "match" never changes the output, whatever is drafted;
+        "rejection" and "block" promise its exact distribution instead and accept more, for
+        drafters that make chains. ``options`` are the fields of SamplingParams; with ``n`` above 1
+        the result is the first completion, and its ``completions`` are all of them.
         Raises InputError (EmptyPromptError, ContextLengthError, OptionError) before any work.
         """
+        results: dict[int, Generation] = {}
         for event in self.stream(
             prompt,
             messages=messages,
             sampling=sampling,
             num_draft_tokens=num_draft_tokens,
+            verification=verification,
             **options,
         ):
             if event.result is not None:
-                return event.result
-        raise AssertionError("a stream ends with its result")
+                results[event.index] = event.result
+        first, *others = (results[index] for index in sorted(results))
+        return replace(first, others=tuple(others))
 
     def stream(
         self,
@@ -114,20 +130,23 @@ class Engine:
         messages: Sequence[Message] | None = None,
         sampling: SamplingParams | None = None,
         num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
+        verification: str = "match",
         is_cancelled: Callable[[], bool] | None = None,
         **options: Any,
     ) -> Iterator[Event]:
         """Like ``generate``, but yields each token as an Event; the last one has the result.
 
+        Of several completions each has such a last event, and ``index`` tells them apart.
         Arguments are checked when this is called, not at the first ``next``. ``is_cancelled`` is
         asked at every step; closing the iterator stops the generation as well.
         """
         params = SamplingParams.from_options(sampling, options)
         tokens = self.encode(prompt, messages)
-        request = self._request(
-            tokens, params, num_draft_tokens, self.model.new_session(), is_cancelled
+        session = self.model.new_session()
+        requests = self._requests(
+            tokens, params, num_draft_tokens, verification, session, is_cancelled
         )
-        return self._events(request, len(tokens))
+        return self._events(requests, len(tokens))
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that keeps its cache between turns."""
@@ -168,45 +187,115 @@ class Engine:
             )
         return self.tokenizer
 
-    def _request(
+    def _requests(
         self,
         tokens: list[int],
         params: SamplingParams,
         num_draft_tokens: int,
+        verification: str,
+        session: Session,
+        is_cancelled: Callable[[], bool] | None,
+    ) -> list[Request]:
+        """One request for each completion; raises for everything that cannot be carried out."""
+        params.check_vocabulary(self.model.vocab_size)
+        if params.stop:
+            self._require_tokenizer("stop")
+        if not isinstance(verification, str) or verification not in RULES:
+            raise OptionError(
+                f"verification is {verification!r}; use {', '.join(map(repr, RULES))}"
+            )
+        seed = seed_for(params)
+        return [
+            self._request(
+                list(tokens),
+                params,
+                None if seed is None else completion_seed(seed, index),
+                num_draft_tokens,
+                verification,
+                session,
+                is_cancelled,
+            )
+            for index in range(params.n)
+        ]
+
+    def _request(
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        seed: int | None,
+        num_draft_tokens: int,
+        verification: str,
         session: Session,
         is_cancelled: Callable[[], bool] | None,
     ) -> Request:
-        if params.stop:
-            self._require_tokenizer("stop")
         stops = StopConditions(
             eos_token_ids=() if params.ignore_eos else self.model.eos_token_ids,
             stop_token_ids=params.stop_token_ids,
             stop_strings=tuple(params.stop),
             max_tokens=params.max_tokens,
             max_context_tokens=self.model.max_length - len(tokens),
+            min_tokens=params.min_tokens,
             decoder=None if self.tokenizer is None else StreamDecoder(self.tokenizer),
         )
-        policy = FixedPolicy(self.model, self.drafters, num_draft_tokens)
-        choose = make_choose(params)
-        return Request(session, tokens, choose, policy, stops, is_cancelled or (lambda: False))
-
-    def _events(self, request: Request, prompt_tokens: int) -> Iterator[Event]:
-        text: list[str] = []
-        ids: list[int] = []
-        origins: list[Origin] = []
-        for number, emitted in enumerate(decode(self.model, request)):
-            ids += emitted.tokens
-            origins += emitted.origins
-            for event in _token_events(emitted, number):
-                text.append(event.text)
-                yield event
-        rest = request.stops.finish()
-        text.append(rest)
-        assert request.finish is not None
-        result = Generation(
-            "".join(text), ids, request.finish, prompt_tokens, request.stats, origins
+        rule = RULES[verification]
+        # One for each side: their histories differ, and each remembers its last one.
+        ours, theirs = (
+            RequestSampler(
+                params,
+                seed=seed or 0,
+                prompt_length=len(tokens),
+                eos_token_ids=self.model.eos_token_ids,
+            )
+            for _ in range(2)
         )
-        yield Event(rest, step=request.stats.num_steps, result=result)
+        drawing = DraftSampler(theirs, self.model.vocab_size, shares_noise=rule.same_tokens)
+        policy = FixedPolicy(
+            self.model, self.drafters, num_draft_tokens, rule=rule, sampler=drawing
+        )
+        return Request(
+            session,
+            tokens,
+            ours,
+            policy,
+            stops,
+            is_cancelled or (lambda: False),
+            rule=rule,
+            seed=seed,
+            num_logprobs=params.logprobs,
+            num_prompt_logprobs=params.prompt_logprobs,
+        )
+
+    def _events(self, requests: Sequence[Request], prompt_tokens: int) -> Iterator[Event]:
+        outputs = [_Output() for _ in requests]
+        for index, emitted in decode(self.model, requests):
+            request, output = requests[index], outputs[index]
+            output.token_ids += emitted.tokens
+            output.origins += emitted.origins
+            output.logprobs += emitted.logprobs
+            output.text += emitted.pieces
+            logprobs: Sequence[TokenLogprobs | None] = emitted.logprobs
+            logprobs = logprobs or [None] * len(emitted.tokens)
+            step = request.stats.num_steps
+            for token, origin, piece, scores in zip(
+                emitted.tokens, emitted.origins, emitted.pieces, logprobs, strict=True
+            ):
+                yield Event(piece, token, origin, step, scores, index)
+            if request.finish is not None:
+                rest = request.stops.finish()
+                output.text.append(rest)
+                prompt_logprobs = requests[0].prompt_logprobs
+                result = Generation(
+                    "".join(output.text),
+                    output.token_ids,
+                    request.finish,
+                    prompt_tokens,
+                    request.stats,
+                    output.origins,
+                    request.seed,
+                    None if request.num_logprobs is None else output.logprobs,
+                    None if request.num_prompt_logprobs is None else [None, *prompt_logprobs],
+                )
+                yield Event(rest, step=step, index=index, result=result)
 
     def _check_same_vocabulary(self, draft: Model) -> None:
         if self.tokenizer is None or draft.tokenizer is None:
@@ -229,9 +318,21 @@ class Engine:
             return entry
         if entry == "prompt_lookup":
             return PromptLookup()
+        if entry == "ngram":
+            return Ngram()
         assert self.draft is not None
         known = self.model.vocab_size if self.tokenizer is None else self.tokenizer.vocab_size
         return DraftModel(self.draft, known)
+
+
+@dataclass
+class _Output:
+    """What one completion has given so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class Chat:
@@ -259,6 +360,7 @@ class Chat:
         *,
         sampling: SamplingParams | None = None,
         num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
+        verification: str = "match",
         is_cancelled: Callable[[], bool] | None = None,
         **options: Any,
     ) -> Iterator[Event]:
@@ -269,14 +371,21 @@ class Chat:
         if not text:
             raise EmptyPromptError("the message is empty; say something")
         params = SamplingParams.from_options(sampling, options)
+        if params.n > 1:
+            raise OptionError(
+                f"n is {params.n}, but a conversation goes on from one answer; use n=1, or "
+                "Engine.generate(messages=..., n=...)"
+            )
         messages = [*self.messages, {"role": "user", "content": text}]
         tokens = self.engine.encode(messages=messages)
         if self._turn is not None:
             self._turn.close()
-        self._rewind(tokens)
-        request = self.engine._request(tokens, params, num_draft_tokens, self.session, is_cancelled)
+        self._rewind(tokens if params.prompt_logprobs is None else tokens[:1])
+        [request] = self.engine._requests(
+            tokens, params, num_draft_tokens, verification, self.session, is_cancelled
+        )
         self._tokens = request.tokens
-        self._turn = self._record(messages, self.engine._events(request, len(tokens)))
+        self._turn = self._record(messages, self.engine._events([request], len(tokens)))
         return self._turn
 
     def _record(self, messages: list[dict[str, str]], events: Iterator[Event]) -> Generator[Event]:
@@ -295,11 +404,6 @@ class Chat:
             self.session.rollback(self.session.length - common)
         elif common < self.session.length:
             self.session = self.engine.model.new_session()
-
-
-def _token_events(emitted: Emitted, step: int) -> Iterator[Event]:
-    for token, origin, piece in zip(emitted.tokens, emitted.origins, emitted.pieces, strict=True):
-        yield Event(piece, token, origin, step)
 
 
 def _check_drafters(drafters: Sequence[str | Drafter], draft: object) -> None:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from foretell._draft import Draft
+from foretell._logprobs import TokenLogprobs
 from foretell._verify import Accepted, Origin
 
 
@@ -106,7 +107,11 @@ class Generation:
 
     ``token_ids`` holds every emitted token, an end-of-sequence token or the tokens of a stop
     string included; ``text`` leaves both out (a token of ``stop_token_ids`` stays in, as in
-    vLLM, unless the tokenizer calls it special).
+    vLLM, unless the tokenizer calls it special). ``seed`` reproduces it; None where nothing was
+    random and none was given. ``logprobs`` and ``prompt_logprobs`` have an entry for each token
+    of output and prompt, where they were asked for; nothing comes before the first token of the
+    prompt, whose entry is None. ``others`` are the further completions of the same prompt, where
+    ``n`` is above 1.
     """
 
     text: str
@@ -116,10 +121,18 @@ class Generation:
     stats: Stats
     origins: list[Origin] = field(default_factory=list)
     seed: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    others: tuple[Generation, ...] = ()
+
+    @property
+    def completions(self) -> tuple[Generation, ...]:
+        """All ``n`` completions, this one first."""
+        return (self, *self.others)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {
+        """The JSON form; log-probabilities and further completions only if there are any."""
+        record: dict[str, Any] = {
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": str(self.finish_reason),
@@ -127,6 +140,15 @@ class Generation:
             "seed": self.seed,
             "stats": self.stats.to_dict(),
         }
+        if self.logprobs is not None:
+            record["logprobs"] = [entry.to_dict() for entry in self.logprobs]
+        if self.prompt_logprobs is not None:
+            record["prompt_logprobs"] = [
+                None if entry is None else entry.to_dict() for entry in self.prompt_logprobs
+            ]
+        if self.others:
+            record["others"] = [other.to_dict() for other in self.others]
+        return record
 
 
 @dataclass(frozen=True)
@@ -135,7 +157,8 @@ class Event:
 
     ``text`` may be empty: a character split over several tokens, or what may become a stop
     string, is held back until it is certain. The last event has no token; it carries the text
-    still held back and the finished ``result``.
+    still held back and the finished ``result``. With several completions there is such a last
+    event for each.
     """
 
     text: str
@@ -143,6 +166,9 @@ class Event:
     origin: Origin | None = None
     step: int = 0
     """The target pass that emitted the token, 0 being prefill."""
+    logprobs: TokenLogprobs | None = None
+    index: int = 0
+    """The completion it belongs to, from 0 to ``n`` - 1."""
     result: Generation | None = None
 
     @property

@@ -36,6 +36,7 @@ class StopConditions:
         stop_strings: tuple[str, ...],
         max_tokens: int | None,
         max_context_tokens: int,
+        min_tokens: int = 0,
         decoder: TextDecoder | None,
     ) -> None:
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -44,7 +45,9 @@ class StopConditions:
         self._max_tokens = max_tokens
         self._max_context_tokens = max_context_tokens
         self._decoder = decoder
+        self._min_tokens = min_tokens
         self._count = 0
+        self._exempt = 0  # so much of the held text came too early to end with a stop string
         self._held = ""
 
     @property
@@ -61,6 +64,8 @@ class StopConditions:
         reason = self._reason(token)
         if reason is not None:
             self._drain()
+        if self._count <= self._min_tokens:
+            self._exempt = len(self._held)
         if self._cut_at_stop_string():
             reason = FinishReason.STOP
         if reason is None:
@@ -92,13 +97,14 @@ class StopConditions:
 
     def _release(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
+        self._exempt = max(self._exempt - length, 0)
         return text
 
     def _cut_at_stop_string(self) -> bool:
         """Cut at the stop string completed first, so that token boundaries do not matter."""
         found = []
         for stop in self._stop_strings:
-            start = self._held.find(stop)
+            start = self._held.find(stop, max(self._exempt - len(stop) + 1, 0))
             if start >= 0:
                 found.append((start + len(stop), start))
         if found:

@@ -116,7 +116,7 @@ class Fickle(Drafter):
             tokens.append(token)
             parents.append(parent)
             paths.append([*path, token])
-        return Draft(tuple(tokens), tuple(parents) if self.trees else None)
+        return Draft.one_hot(tuple(tokens), tuple(parents) if self.trees else None)
 
 
 # --- Tokenizers ----------------------------------------------------------------------

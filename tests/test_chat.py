@@ -185,7 +185,7 @@ def test_after_an_exception_in_a_turn_the_next_one_is_right(where, step):
 
     class Failing(Scripted):
         def __init__(self):
-            super().__init__(lambda context, limit: Draft())
+            super().__init__(lambda context, limit: Draft.empty())
             self.right, self.calls = right.spawn(), 0
 
         def spawn(self):

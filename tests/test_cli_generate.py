@@ -145,7 +145,7 @@ class TestErrors:
             (
                 ["x", "--drafter", "nobody"],
                 b"",
-                "unknown drafter 'nobody'; the drafters are prompt_lookup, draft_model",
+                "unknown drafter 'nobody'; the drafters are prompt_lookup, draft_model, ngram",
             ),
             (
                 ["x", "--stop", ""],

@@ -204,7 +204,7 @@ class RandomTrees(Drafter):
             parents.append(parent)
             depth.append(depth[parent] + 1)
             on_path.append(good)
-        return Draft(tuple(tokens), tuple(parents))
+        return Draft.one_hot(tuple(tokens), tuple(parents))
 
 
 class Contrary(DraftModel):
@@ -217,7 +217,7 @@ class Contrary(DraftModel):
 
     def propose(self, context, limit):
         right = super().propose(context, limit)
-        return Draft(tuple((token + 1) % self._model.vocab_size for token in right.tokens))
+        return Draft.one_hot(tuple((token + 1) % self._model.vocab_size for token in right.tokens))
 
 
 def generate(model: CpuModel, drafters, prompt: list[int], draft_length: int, max_tokens: int):

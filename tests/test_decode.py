@@ -38,7 +38,7 @@ from foretell import (
 )
 from foretell._decode import Request
 from foretell._policy import FixedPolicy
-from foretell._sampling import greedy
+from foretell._sampling import RequestSampler, SamplingParams
 from foretell._stop import StopConditions
 from foretell.backends.table import TableModel
 from foretell.drafters import DraftModel, PromptLookup
@@ -61,7 +61,7 @@ DRAFTERS = {
     "prompt lookup": lambda target, seed: PromptLookup(),
     "chains": lambda target, seed: Fickle(target, seed, trees=False),
     "trees": lambda target, seed: Fickle(target, seed),
-    "nothing": lambda target, seed: Scripted(lambda context, limit: Draft()),
+    "nothing": lambda target, seed: Scripted(lambda context, limit: Draft.empty()),
 }
 
 
@@ -176,7 +176,8 @@ def make_request(model, prompt, drafters, *, num_draft_tokens=4, max_tokens=20, 
     )
     policy = FixedPolicy(model, drafters, num_draft_tokens)
     is_cancelled = cancelled or (lambda: False)
-    return Request(model.new_session(), list(prompt), greedy, policy, stops, is_cancelled)
+    sampler = RequestSampler(SamplingParams())
+    return Request(model.new_session(), list(prompt), sampler, policy, stops, is_cancelled)
 
 
 @settings(deadline=None, max_examples=100)
@@ -201,7 +202,7 @@ def test_requests_that_share_their_passes_equal_their_single_runs(seed, parts):
 
     together = [make(part) for part in parts]
     for request in together:
-        _decode.prefill(model, request)
+        _decode.prefill(model, [request])
     while running := [r for r in together if r.finish is None]:
         before = model.num_passes
         emitted = _decode.step(model, running)
@@ -211,7 +212,7 @@ def test_requests_that_share_their_passes_equal_their_single_runs(seed, parts):
     for part, request in zip(parts, together, strict=True):
         plain = make_request(model, part[0], [], max_tokens=part[2])
         for alone in (make(part), plain):
-            for _ in _decode.decode(model, alone):
+            for _ in _decode.decode(model, [alone]):
                 pass
             assert request.tokens == alone.tokens
             assert request.finish is alone.finish
@@ -285,14 +286,22 @@ def test_nan_logits_are_an_error_that_names_the_position(num_draft_tokens):
 
 def test_nan_in_a_rejected_branch_does_not_matter():
     model = table_with_nan_after(4)  # never reached: 0 1 2 3 is all there is room for
-    engine = Engine(model, drafters=[Scripted(lambda context, limit: Draft((4,)))])
+    engine = Engine(model, drafters=[Scripted(lambda context, limit: Draft.one_hot((4,)))])
     assert engine.generate([0], max_tokens=3).token_ids == [1, 2, 3]
 
 
 def test_infinite_logits_are_no_error():
     table = np.full((2, 2), -np.inf, dtype=np.float32)
     table[0, 1] = np.inf
+    table[1, 0] = -1e38
     assert Engine(TableModel(table)).generate([0], max_tokens=3).token_ids == [1, 0, 1]
+
+
+def test_a_row_without_any_token_is_an_error_that_names_the_position():
+    table = np.zeros((2, 2), dtype=np.float32)
+    table[0] = -np.inf
+    with pytest.raises(CorruptModelError, match="-inf for every token at position 2"):
+        Engine(TableModel(table)).generate([1], max_tokens=3)
 
 
 def test_a_model_without_rollback_is_refused_before_the_first_token():
@@ -329,9 +338,9 @@ def test_a_model_without_trees_gets_the_first_branch(seed):
 @pytest.mark.parametrize(
     ("draft", "message"),
     [
-        (Draft((1,) * 5), "5 tokens where 3 were allowed"),
-        (Draft((1, 4)), r"outside 0\.\.3"),
-        (Draft((-1,)), r"outside 0\.\.3"),
+        (Draft.one_hot((1,) * 5), "5 tokens where 3 were allowed"),
+        (Draft.one_hot((1, 4)), r"outside 0\.\.3"),
+        (Draft.one_hot((-1,)), r"outside 0\.\.3"),
     ],
 )
 def test_an_impossible_draft_is_an_error_and_the_engine_lives_on(draft, message):
@@ -339,7 +348,7 @@ def test_an_impossible_draft_is_an_error_and_the_engine_lives_on(draft, message)
     bad = [False]
     good = continuation(model, [0, 1], 10)
     engine = Engine(
-        model, drafters=[Scripted(lambda context, limit: draft if bad[0] else Draft((0,)))]
+        model, drafters=[Scripted(lambda context, limit: draft if bad[0] else Draft.one_hot((0,)))]
     )
     stream = engine.stream([0, 1], num_draft_tokens=3, max_tokens=10)
     tokens = [next(stream).token_id, next(stream).token_id]
@@ -358,7 +367,7 @@ def test_a_drafter_is_never_asked_for_more_than_there_is_room_for():
 
     def script(context, limit):
         limits.append((len(context), limit))
-        return Draft()
+        return Draft.empty()
 
     model = random_table(4, 2, seed=3, max_length=12)
     engine = Engine(model, drafters=[Scripted(script)])

@@ -64,7 +64,7 @@ def test_the_index_equals_a_naive_search(tokens, growth, shortest, more, limit):
     ],
 )
 def test_longest_match_first_then_the_most_recent(context, tokens):
-    assert PromptLookup().propose(context, 4) == Draft(tuple(tokens))
+    assert PromptLookup().propose(context, 4) == Draft.one_hot(tuple(tokens))
 
 
 def test_the_prompt_is_looked_up_for_the_first_draft_already():
@@ -114,9 +114,9 @@ def test_spawn_keeps_the_settings_and_nothing_else():
     lookup = PromptLookup(5, 2)
     lookup.propose([1, 2, 3, 1, 2], 4)
     twin = lookup.spawn()
-    assert twin.propose([1, 2], 4) == Draft()
-    assert twin.propose([9, 1, 2, 3, 1, 2], 1) == Draft((3,))
-    assert twin.propose([9, 1, 2, 3, 1, 2, 9], 1) == Draft()  # one token is too few
+    assert twin.propose([1, 2], 4) == Draft.empty()
+    assert twin.propose([9, 1, 2, 3, 1, 2], 1) == Draft.one_hot((3,))
+    assert twin.propose([9, 1, 2, 3, 1, 2, 9], 1) == Draft.empty()  # one token is too few
 
 
 # --- Draft model ---------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_a_draft_model_says_what_it_would_say_itself():
     model = random_table(6, 2, seed=4)
     drafter = DraftModel(model)
     for context in ([1], [1, 2, 3], [1, 2, 3, 4, 5]):
-        assert drafter.propose(context, 4) == Draft(tuple(continuation(model, context, 4)))
+        assert drafter.propose(context, 4) == Draft.one_hot(tuple(continuation(model, context, 4)))
 
 
 @settings(deadline=None)

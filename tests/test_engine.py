@@ -294,7 +294,7 @@ class Failing(Scripted):
     where = None
 
     def __init__(self):
-        super().__init__(lambda context, limit: Draft((0,)))
+        super().__init__(lambda context, limit: Draft.one_hot((0,)))
         self.calls = 0
 
     def spawn(self):
@@ -348,7 +348,7 @@ def test_drafters_see_every_pass():
             seen.append((draft.tokens, output.logits.shape, accepted.tokens))
 
     model = random_table(4, 1, seed=0)
-    right = Watching(lambda context, limit: Draft((next_token(model, context),)[:limit]))
+    right = Watching(lambda context, limit: Draft.one_hot((next_token(model, context),)[:limit]))
     tokens = Engine(model, drafters=[right]).generate([1, 2], max_tokens=4).token_ids
     assert tokens == continuation(model, [1, 2], 4)
     assert seen == [

@@ -22,14 +22,17 @@ MAY_IMPORT = {
     # Words and rules, from the bottom up.
     "_errors": "",
     "_version": "",
-    "_sampling": "_errors",
+    "_noise": "",
+    "_support": "_noise",
+    "_logprobs": "_noise _support",
+    "_sampling": "_errors _noise _support",
     "_model": "_errors _sampling _tokenizer",
     "_draft": "_errors _sampling _model _verify",
     "_verify": "_errors _sampling _model _draft",
-    "_result": "_errors _sampling _model _draft _verify",
+    "_result": "_errors _logprobs _sampling _model _draft _verify",
     "_stop": "_errors _result",
     "_policy": "_errors _sampling _model _draft _verify _result",
-    "_decode": "_errors _sampling _model _draft _verify _result _stop _policy",
+    "_decode": "_errors _logprobs _sampling _model _draft _verify _result _stop _policy",
     # Text.
     "_stream_decoder": "_errors _tokenizer",
     "_chat_template": "_errors",
@@ -45,12 +48,14 @@ MAY_IMPORT = {
     "backends/cpu": "_errors _model _tokenizer _cache _hub",
     # The one place where it all meets, and what stands on it.
     "_engine": (
-        "_errors _sampling _model _draft _verify _result _stop _policy _decode "
+        "_errors _logprobs _sampling _model _draft _verify _result _stop _policy _decode "
         "_tokenizer _stream_decoder drafters backends/cpu"
     ),
     "cli": "_errors _version _sampling _verify _result _engine _hub",
     "__main__": "cli",
-    "__init__": ("_version _errors _sampling _model _draft _verify _result _tokenizer _engine"),
+    "__init__": (
+        "_version _errors _logprobs _sampling _model _draft _verify _result _tokenizer _engine"
+    ),
     # For reading: the method in NumPy, independent of all of the above.
     "reference": "",
 }
@@ -59,7 +64,10 @@ EMPTY = ("backends",)  # a namespace, nothing more
 
 # Libraries outside the standard one, and the only parts that may import them.
 LIBRARIES = {
-    "numpy": "_sampling _model _verify _decode drafters backends/table backends/cpu reference",
+    "numpy": (
+        "_noise _support _logprobs _sampling _model _draft _verify _policy drafters "
+        "backends/table backends/cpu reference"
+    ),
     "numba": "backends/cpu",
     "llvmlite": "backends/cpu",
     "psutil": "backends/cpu",

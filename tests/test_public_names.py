@@ -6,8 +6,8 @@ PUBLIC_NAMES = """
     Accepted Capabilities CapabilityError Chat ContextLengthError CorruptModelError DownloadError
     Draft Drafter EmptyPromptError Engine Event FinishReason ForetellError Generation InputError
     InsufficientMemoryError MissingExtraError Model ModelError ModelNotFoundError OptionError
-    Origin Output Rows SamplingParams Session Stats Tokenizer TokenizerError UnsupportedModelError
-    VocabularyMismatchError __version__
+    Origin Output Rows SamplingParams Session Stats TokenLogprobs Tokenizer TokenizerError
+    UnsupportedModelError VocabularyMismatchError __version__
 """.split()
 
 

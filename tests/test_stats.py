@@ -15,16 +15,16 @@ def drafting(*drafts, **options):
     left = iter(drafts)
     return Engine(
         successor_table(COUNTING, **options),
-        drafters=[Scripted(lambda context, limit: next(left, Draft()))],
+        drafters=[Scripted(lambda context, limit: next(left, Draft.empty()))],
     )
 
 
 def test_chains_by_hand():
     engine = drafting(
-        Draft((2, 3, 4)),  # after 1: all right, and 5 as bonus
-        Draft(),  # after 5: plain 6
-        Draft((7, 0, 0)),  # after 6: one right, correction 8
-        Draft((1,)),  # after 8: wrong, correction 9
+        Draft.one_hot((2, 3, 4)),  # after 1: all right, and 5 as bonus
+        Draft.empty(),  # after 5: plain 6
+        Draft.one_hot((7, 0, 0)),  # after 6: one right, correction 8
+        Draft.one_hot((1,)),  # after 8: wrong, correction 9
         eos_token_ids=[9],
     )
     result = engine.generate([0])
@@ -46,7 +46,7 @@ def test_chains_by_hand():
 
 
 def test_trees_count_nodes_and_positions_are_depths():
-    tree = Draft((9, 2, 8, 3, 7), (-1, 0, 0, 2, 2, 4))  # 2, then 3, then a wrong 7
+    tree = Draft.one_hot((9, 2, 8, 3, 7), (-1, 0, 0, 2, 2, 4))  # 2, then 3, then a wrong 7
     stats = drafting(tree).generate([0], num_draft_tokens=5, max_tokens=7).stats
     assert stats.num_draft_tokens == 5
     assert stats.num_accepted_tokens == 2
@@ -55,7 +55,7 @@ def test_trees_count_nodes_and_positions_are_depths():
 
 
 def test_tokens_cut_by_a_stop_are_not_counted():
-    engine = drafting(Draft((2, 3, 4, 5)), eos_token_ids=[3])
+    engine = drafting(Draft.one_hot((2, 3, 4, 5)), eos_token_ids=[3])
     result = engine.generate([0])
     stats = result.stats
     assert result.token_ids == [1, 2, 3]
@@ -65,15 +65,15 @@ def test_tokens_cut_by_a_stop_are_not_counted():
 
 
 def test_a_cut_right_after_the_bonus_counts_the_bonus_as_no_draft():
-    engine = drafting(Draft((2, 3)), eos_token_ids=[4])
+    engine = drafting(Draft.one_hot((2, 3)), eos_token_ids=[4])
     stats = engine.generate([0]).stats
     assert (stats.num_accepted_tokens, stats.num_decode_tokens) == (2, 3)
 
 
 def test_the_longest_draft_decides_how_many_positions_there_are():
     stats = Stats()
-    stats.record(Draft((1,)), Accepted((0, 1), (1, 2), Origin.BONUS))
-    stats.record(Draft((1, 2, 3)), Accepted((0,), (9,), Origin.CORRECTION))
+    stats.record(Draft.one_hot((1,)), Accepted((0, 1), (1, 2), Origin.BONUS))
+    stats.record(Draft.one_hot((1, 2, 3)), Accepted((0,), (9,), Origin.CORRECTION))
     assert stats.num_accepted_tokens_per_pos == [1, 0, 0]
 
 
@@ -93,14 +93,14 @@ def test_nothing_divides_by_zero():
 
 
 def test_times_add_up():
-    stats = drafting(Draft((2, 3))).generate([0], max_tokens=9).stats
+    stats = drafting(Draft.one_hot((2, 3))).generate([0], max_tokens=9).stats
     assert stats.prefill_seconds > 0
     assert 0 < stats.model_seconds <= stats.decode_seconds
     assert stats.tokens_per_second == pytest.approx(8 / stats.decode_seconds)
 
 
 def test_the_json_form():
-    result = drafting(Draft((2, 3))).generate([0], max_tokens=4)
+    result = drafting(Draft.one_hot((2, 3))).generate([0], max_tokens=4)
     record = result.to_dict()
     assert list(record) == [
         *("text", "token_ids", "finish_reason", "prompt_tokens", "seed", "stats")

@@ -184,7 +184,7 @@ LETTERS = [bytes([c]) for c in b"abcdefgh"]
 def counting(**options):
     """A model that counts, a drafter that is always right, and letters."""
     model = successor_table(COUNTING, **options)
-    right = Scripted(lambda context, limit: Draft(tuple(continuation(model, context, limit))))
+    right = Scripted(lambda context, limit: Draft.one_hot(continuation(model, context, limit)))
     return Engine(model, drafters=[right], tokenizer=tokenizer_of(LETTERS))
 
 
@@ -259,7 +259,7 @@ def test_nothing_of_a_stop_string_leaks_into_an_event():
 def test_characters_split_over_tokens_stay_whole_in_events():
     pieces = [b"<", *(bytes([byte]) for byte in "é€😀".encode())]
     model = successor_table([*range(1, len(pieces)), 0])
-    right = Scripted(lambda context, limit: Draft(tuple(continuation(model, context, limit))))
+    right = Scripted(lambda context, limit: Draft.one_hot(continuation(model, context, limit)))
     engine = Engine(model, drafters=[right], tokenizer=tokenizer_of(pieces))
     for num_draft_tokens in (0, 1, 6):
         events = list(engine.stream([0], max_tokens=11, num_draft_tokens=num_draft_tokens))

@@ -8,13 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell import Accepted, CorruptModelError, Draft, InputError, Origin
-from foretell._sampling import greedy
+from foretell._sampling import RequestSampler, SamplingParams
 from foretell._verify import match
 
 
 def says(*tokens, vocab_size=8):
     """Logits rows whose largest entries are ``tokens``."""
     return np.eye(vocab_size, dtype=np.float32)[list(tokens)]
+
+
+def greedy(logits, history=(), position=0):
+    return RequestSampler(SamplingParams()).choose(logits, list(history), position)
+
+
+def matched(draft, logits, history=(2,)):
+    verdict = match(draft, logits, RequestSampler(SamplingParams()), list(history))
+    return Accepted.of(draft, verdict)
 
 
 # --- Match ---------------------------------------------------------------------------
@@ -32,14 +41,14 @@ def says(*tokens, vocab_size=8):
     ],
 )
 def test_chains(draft, target, nodes, tokens, origins):
-    accepted = match(Draft(draft), says(*target), greedy, [2])
+    accepted = matched(Draft.one_hot(draft), says(*target))
     assert list(accepted.nodes) == nodes
     assert list(accepted.tokens) == tokens
     assert accepted.origins == tuple(origins)
     assert accepted.num_accepted == origins.count("draft")
 
 
-TREE = Draft(tokens=(3, 4, 5, 3, 6), parents=(-1, 0, 0, 1, 2, 3))
+TREE = Draft.one_hot(tokens=(3, 4, 5, 3, 6), parents=(-1, 0, 0, 1, 2, 3))
 #   0 -- 1 (3) -- 3 (5) -- 5 (6)
 #     `- 2 (4) -- 4 (3)
 
@@ -55,7 +64,7 @@ TREE = Draft(tokens=(3, 4, 5, 3, 6), parents=(-1, 0, 0, 1, 2, 3))
     ],
 )
 def test_trees(target, nodes, tokens, last):
-    accepted = match(TREE, says(*target), greedy, [2])
+    accepted = matched(TREE, says(*target))
     assert (list(accepted.nodes), list(accepted.tokens)) == (nodes, tokens)
     assert accepted.last_origin is last
 
@@ -63,19 +72,20 @@ def test_trees(target, nodes, tokens, last):
 def test_choose_sees_the_history_that_plain_decoding_would_have():
     seen = []
 
-    def choose(logits, history, position):
-        seen.append((list(history), position))
-        return int(np.argmax(logits))
+    class Recording(RequestSampler):
+        def choose(self, logits, history, position):
+            seen.append((list(history), position))
+            return super().choose(logits, history, position)
 
     history = [2, 1]
-    match(Draft((3, 4)), says(3, 4, 5), choose, history)
+    list(match(Draft.one_hot((3, 4)), says(3, 4, 5), Recording(SamplingParams()), history))
     assert seen == [([2, 1], 2), ([2, 1, 3], 3), ([2, 1, 3, 4], 4)]
     assert history == [2, 1]
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), min_size=7, max_size=7))
 def test_what_is_emitted_is_the_target_s_own_words(draft, target):
-    accepted = match(Draft(tuple(draft)), says(*target), greedy, [0])
+    accepted = matched(Draft.one_hot(tuple(draft)), says(*target))
     agreeing = 0
     while agreeing < len(draft) and draft[agreeing] == target[agreeing]:
         agreeing += 1
@@ -101,21 +111,32 @@ def test_nan_is_an_error_that_names_token_and_position():
 def test_nan_after_a_disagreement_is_never_looked_at():
     logits = says(5, 4)
     logits[1] = np.nan
-    assert match(Draft((3,)), logits, greedy, [0]).tokens == (5,)
+    assert matched(Draft.one_hot((3,)), logits).tokens == (5,)
 
 
 # --- Cutting -------------------------------------------------------------------------
 
 
 def test_a_cut_leaves_what_plain_decoding_would_have_cached():
-    accepted = Accepted((0, 2, 4), (4, 3, 7), Origin.BONUS)
-    assert accepted.cut(3) is accepted
-    assert accepted.cut(2) == Accepted((0, 2), (4, 3), Origin.DRAFT)
-    assert accepted.cut(2).num_accepted == 2
-    assert accepted.cut(1) == Accepted((0,), (4,), Origin.DRAFT)
-    assert accepted.cut(0).nodes == (0,)  # emitted before
-    assert accepted.cut(0).origins == ()
-    assert accepted.cut(0).num_accepted == 0
+    verdict = [(4, Origin.DRAFT), (3, Origin.DRAFT), (7, Origin.BONUS)]
+    assert Accepted.of(TREE, verdict) == Accepted((0, 2, 4), (4, 3, 7), Origin.BONUS)
+    cut = Accepted.of(TREE, verdict[:2])
+    assert cut == Accepted((0, 2), (4, 3), Origin.DRAFT)
+    assert cut.num_accepted == 2
+    assert Accepted.of(TREE, verdict[:1]) == Accepted((0,), (4,), Origin.DRAFT)
+    nothing = Accepted.of(TREE, ())
+    assert nothing.nodes == (0,)  # emitted before
+    assert nothing.origins == ()
+    assert nothing.num_accepted == 0
+
+
+def test_nothing_behind_the_end_is_looked_at():
+    logits = says(3, 4, 5)
+    logits[1] = np.nan
+    verdict = match(Draft.one_hot((3, 4)), logits, RequestSampler(SamplingParams()), [2])
+    assert next(verdict) == (3, Origin.DRAFT)
+    with pytest.raises(CorruptModelError, match="position 2"):
+        next(verdict)
 
 
 # --- Drafts --------------------------------------------------------------------------
@@ -126,19 +147,19 @@ def test_a_draft_knows_its_children_leaves_and_depth():
     assert TREE.child(1, 4) is None
     assert [TREE.is_leaf(node) for node in range(6)] == [False] * 4 + [True] * 2
     assert (len(TREE), TREE.depth) == (5, 3)
-    chain = Draft((3, 3))
+    chain = Draft.one_hot((3, 3))
     assert [chain.child(node, 3) for node in range(3)] == [1, 2, None]
     assert [chain.is_leaf(node) for node in range(3)] == [False, False, True]
-    assert (chain.depth, Draft().depth, len(Draft())) == (2, 0, 0)
+    assert (chain.depth, Draft.empty().depth, len(Draft.empty())) == (2, 0, 0)
 
 
 def test_the_first_branch_of_a_tree():
-    assert TREE.first_branch() == Draft((3, 5, 6))
-    bushy = Draft((1, 2, 3, 4), (-1, 0, 0, 2, 1), probabilities=(0.5, 0.4, 0.3, 0.2))
-    assert bushy.first_branch() == Draft((1, 4), probabilities=(0.5, 0.2))
-    chain = Draft((3, 4), probabilities=(0.5, 0.4))
+    assert TREE.first_branch() == Draft.one_hot((3, 5, 6))
+    bushy = Draft.one_hot((1, 2, 3, 4), (-1, 0, 0, 2, 1), probabilities=(0.5, 0.4, 0.3, 0.2))
+    assert bushy.first_branch() == Draft.one_hot((1, 4), probabilities=(0.5, 0.2))
+    chain = Draft.one_hot((3, 4), probabilities=(0.5, 0.4))
     assert chain.first_branch() is chain
-    assert Draft((), (-1,)).first_branch() == Draft()
+    assert Draft.one_hot((), (-1,)).first_branch() == Draft.empty()
 
 
 @pytest.mark.parametrize(
@@ -154,9 +175,9 @@ def test_the_first_branch_of_a_tree():
 )
 def test_impossible_trees_are_refused(tokens, parents, message):
     with pytest.raises(InputError, match=message):
-        Draft(tokens, parents)
+        Draft.one_hot(tokens, parents)
 
 
 def test_probabilities_are_as_many_as_tokens():
     with pytest.raises(InputError, match="2 drafted tokens need as many probabilities, got 1"):
-        Draft((3, 4), probabilities=(0.5,))
+        Draft.one_hot((3, 4), probabilities=(0.5,))

@@ -53,7 +53,7 @@ Drafters = Annotated[
     typer.Option(
         "--drafter",
         metavar="NAME",
-        help=f"Drafter to ask: {' or '.join(DRAFTERS)}. Repeatable, asked in this order.",
+        help=f"Drafter to ask: {', '.join(DRAFTERS)}. Repeatable, asked in this order.",
         show_default="draft_model if --draft is given, else prompt_lookup",
     ),
 ]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from foretell._draft import Draft, Drafter
 from foretell._model import Model, Rows, Session
+from foretell._sampling import DraftSampler, Drawn, RequestSampler, SamplingParams
 
 
 class DraftModel(Drafter):
-    """The draft model's own greedy continuation (Leviathan et al. 2023, Chen et al. 2023).
+    """The draft model's own continuation (Leviathan et al. 2023, Chen et al. 2023).
 
+    It is chosen as the request chooses: the best token, or one drawn after the same processors.
     It never proposes an id the target lacks (its embedding may be padded larger), and stops
     drafting where its own context ends or where the text holds an id it does not know. Its cache
     follows the context: what was accepted stays, what was not is rolled back.
@@ -27,9 +27,14 @@ class DraftModel(Drafter):
         self._session: Session | None = None
         self._cached: list[int] = []
         self._agreed = 0
+        greedy = RequestSampler(SamplingParams())
+        self._sampler = DraftSampler(greedy, self._vocab_size, shares_noise=True)
 
     def spawn(self) -> DraftModel:
         return DraftModel(self._model, self._vocab_size)
+
+    def sample_with(self, sampler: DraftSampler) -> None:
+        self._sampler = sampler
 
     def start(self, prompt: Sequence[int]) -> None:
         self._agreed = 0
@@ -37,25 +42,30 @@ class DraftModel(Drafter):
     def propose(self, context: Sequence[int], limit: int) -> Draft:
         limit = min(limit, self._model.max_length - len(context) + 1)
         if limit < 1:
-            return Draft()
+            return Draft.empty()
         if self._session is None:
             self._session = self._model.new_session()
         session = self._session
         common = self._common(context)
         session.rollback(session.length - common)
         del self._cached[common:]
-        tokens: list[int] = []
-        feed = list(context[common:])
+        drawn: list[Drawn] = []
+        feed, seen = list(context[common:]), list(context)
         while True:
             if max(feed) >= self._model.vocab_size:
-                return Draft()
+                return Draft.empty()
             output = self._model.forward([Rows(session, feed, logits="last")])
             session.keep(range(len(feed)))
             self._cached.extend(feed)
-            tokens.append(int(np.argmax(output.logits[0, : self._vocab_size])))
-            if len(tokens) == limit:
-                return Draft(tuple(tokens))
-            feed = tokens[-1:]
+            logits = output.logits[0, : self._vocab_size]
+            token = self._sampler.draw(logits, seen, len(drawn) + 1)
+            if token is None:
+                return Draft.drawn(drawn)
+            drawn.append(token)
+            if len(drawn) == limit:
+                return Draft.drawn(drawn)
+            feed = [token.token]
+            seen += feed
 
     def _common(self, context: Sequence[int]) -> int:
         """Length of the prefix that cache and context share, leaving a token to run."""

@@ -46,5 +46,5 @@ class PromptLookup(Drafter):
         for length in self._lengths:
             place = self._ends.get(tuple(context[-length:]))
             if place is not None:
-                return Draft(tuple(context[place : place + limit]))
-        return Draft()
+                return Draft.one_hot(context[place : place + limit])
+        return Draft.empty()

@@ -61,7 +61,7 @@ class Noise(Drafter):
             if (parent, token) not in zip(parents[1:], tokens, strict=True):
                 tokens.append(token)
                 parents.append(parent)
-        return Draft(tuple(tokens), tuple(parents))
+        return Draft.one_hot(tuple(tokens), tuple(parents))
 
 
 @dataclass(frozen=True)
