@@ -29,6 +29,9 @@ MAY_IMPORT = {
     "_model": "_errors _sampling _tokenizer",
     "_draft": "_errors _sampling _model _verify",
     "_verify": "_errors _sampling _model _draft",
+    "_proposal": "_errors _model _draft",
+    "_calibration": "",
+    "_tree": "_draft _proposal _calibration",
     "_result": "_errors _logprobs _sampling _model _draft _verify",
     "_stop": "_errors _result",
     "_policy": "_errors _sampling _model _draft _verify _result",
@@ -43,7 +46,7 @@ MAY_IMPORT = {
     "_demo": "_errors _cache _pip",
     "_hub": "_errors _cache _demo",
     # Implementations: interfaces only; never the loop, the engine or one another.
-    "drafters": "_errors _sampling _model _draft _verify",
+    "drafters": "_errors _sampling _model _draft _verify _proposal",
     "backends/table": "_errors _model",
     "backends/cpu": "_errors _model _tokenizer _cache _hub",
     # The one place where it all meets, and what stands on it.
