@@ -3,5 +3,6 @@
 from foretell.drafters.draft_model import DraftModel
 from foretell.drafters.ngram import Ngram
 from foretell.drafters.prompt_lookup import PromptLookup
+from foretell.drafters.suffix import Suffix, SuffixMemory
 
-__all__ = ["DraftModel", "Ngram", "PromptLookup"]
+__all__ = ["DraftModel", "Ngram", "PromptLookup", "Suffix", "SuffixMemory"]
