@@ -1,0 +1,187 @@
+"""Token recycling: the target's own second thoughts, drafted the next time."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from helpers_core import random_table
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretell import Accepted, Engine, OptionError, Origin, Output
+from foretell._proposal import Proposal
+from foretell.drafters.recycling import SLICES, Recycling, largest
+
+NOTHING = Proposal().draft()
+
+
+def chain(*tokens):
+    return Proposal(tokens, None, (0.5,) * len(tokens), ("some",) * len(tokens)).draft()
+
+
+def logits(*rows, vocab_size=8):
+    """A row for each list of ids, most likely first, one logit apart."""
+    result = np.full((len(rows), vocab_size), -9.0, np.float32)
+    for row, ids in zip(result, rows, strict=True):
+        for rank, token in enumerate(ids):
+            row[token] = 5 - rank
+    return Output(result)
+
+
+def accept(nodes, tokens):
+    return Accepted(tuple(nodes), tuple(tokens), Origin.CORRECTION)
+
+
+def teach(drafter, token, row):
+    """Have ``token`` run in a rejected branch, with these logits after it."""
+    rows = np.zeros((2, row.size), np.float32)
+    rows[1] = row
+    drafter.observe(chain(token), Output(rows), accept([0], [0]))
+
+
+@pytest.mark.parametrize("size", [2, 7, 128, 129, 600, 1000, 4096, 49152, 49160])
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_the_largest_are_found_exactly(size, k):
+    rng = np.random.default_rng(size + k)
+    for _ in range(20):
+        row = rng.permutation(size).astype(np.float32)
+        assert largest(row, k).tolist() == np.argsort(-row)[:k].tolist()
+
+
+@settings(deadline=None)
+@given(st.integers(8 * SLICES, 9 * SLICES), st.integers(2, 7), st.integers(0, 10**6))
+def test_the_values_are_right_where_many_are_equal(size, k, seed):
+    row = np.random.default_rng(seed).integers(0, 4, size).astype(np.float32)
+    ids = largest(row, k)
+    assert len(set(ids.tolist())) == k
+    assert row[ids].tolist() == np.sort(row)[::-1][:k].tolist()
+
+
+def test_after_prefill_it_knows_what_follows_the_prompt():
+    drafter = Recycling(2)
+    drafter.start([3, 4])
+    drafter.observe(NOTHING, logits([6, 7]), accept([0], [6]))
+    proposal = drafter.suggest([3, 4, 6, 4], 2)
+    assert proposal.tokens == (6, 7)
+    assert proposal.parents == (-1, 0, 0)
+    assert proposal.kinds == ("first, near", "second, near")
+
+
+def test_rejected_branches_teach_it_too():
+    drafter = Recycling(2)
+    drafter.start([0])
+    drafter.observe(NOTHING, logits([1, 2]), accept([0], [1]))
+    drafter.observe(chain(5, 6), logits([2, 3], [7, 0], [4, 1]), accept([0], [2]))
+    assert drafter.suggest([5], 1).tokens == (7,)
+    assert drafter.suggest([6], 1).tokens == (4,)
+    assert drafter.suggest([1], 1).tokens == (2,)
+    drafter.observe(NOTHING, logits([0, 1]), accept([0], [0]))
+    assert drafter.suggest([2], 1).tokens == (0,)  # the token emitted last was run
+
+
+def test_of_a_token_run_twice_the_accepted_one_counts():
+    drafter = Recycling(2)
+    drafter.start([0])
+    drafter.observe(NOTHING, logits([1, 2]), accept([0], [1]))
+    draft = Proposal((5, 6, 5), (-1, 0, 0, 2), (0.5,) * 3, ("some",) * 3).draft()
+    rows = logits([5, 6], [7, 0], [4, 1], [3, 2])
+    drafter.observe(draft, rows, accept([0, 1], [5, 7]))
+    assert drafter.suggest([5], 1).tokens == (7,)
+
+
+def test_the_draft_is_a_tree_of_successors_of_successors():
+    drafter = Recycling(2)
+    drafter.start([7])
+    for token, first, second in ((1, 2, 3), (2, 3, 4), (3, 5, 6)):
+        row = np.full(8, -20.0, np.float32)
+        row[[first, second]] = 20, 0
+        teach(drafter, token, row)
+    proposal = drafter.suggest([1], 6)
+    assert proposal.tokens == (2, 3, 5, 3)
+    assert proposal.parents == (-1, 0, 1, 2, 0)
+
+
+def test_how_far_ahead_the_first_one_was_is_evidence():
+    drafter = Recycling(2)
+    drafter.start([7])
+    row = np.full(8, -20.0, np.float32)
+    row[[2, 3]] = 5.0, 4.9
+    teach(drafter, 1, row)
+    close = drafter.suggest([1], 2)
+    row[3] = -20
+    teach(drafter, 1, row)
+    far = drafter.suggest([1], 1)
+    assert close.kinds == ("first, close", "second, close")
+    assert far.kinds == ("first, very far",)
+    assert far.probabilities[0] > close.probabilities[0]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 20), st.integers(0, 10**6), st.integers(2, 6))
+def test_proposals_are_valid_and_keep_to_the_limit(limit, seed, k):
+    rng = np.random.default_rng(seed)
+    drafter = Recycling(k)
+    drafter.start([0])
+    for token in range(6):
+        teach(drafter, token, 3 * rng.normal(size=6))
+    proposal = drafter.suggest([1], limit)  # checks its own shape and probabilities
+    assert len(proposal) <= limit
+    assert proposal.draft().tokens == proposal.tokens
+    for following in proposal.children():
+        assert sum(proposal.probabilities[i] for i in following) <= 1 + 1e-9
+
+
+def test_memory_is_bounded_and_the_oldest_are_forgotten():
+    drafter = Recycling(2, max_tokens=4)
+    drafter.start([0])
+    for token in (1, 2, 3, 1, 4):
+        teach(drafter, token, logits([5, 6]).logits)
+    known = [token for token in range(8) if len(drafter.suggest([token], 1))]
+    assert known == [0, 1, 3, 4]
+
+
+def test_all_it_knows_takes_two_megabytes_at_most():
+    drafter = Recycling()
+    drafter.start([0])
+    rng = np.random.default_rng(0)
+    for token in range(1000, 6000):
+        teach(drafter, token, rng.normal(size=2000))
+    known = drafter._successors
+    size = sys.getsizeof(known)
+    for token, (ids, gaps) in known.items():
+        parts = [token, (ids, gaps), ids, gaps, *ids]  # the gaps are small, shared numbers
+        size += sum(map(sys.getsizeof, parts))
+    assert len(known) == 4096
+    assert size <= 2_000_000
+
+
+def test_a_request_knows_nothing_of_another():
+    drafter = Recycling(2)
+    drafter.start([3])
+    drafter.observe(NOTHING, logits([6, 7]), accept([0], [6]))
+    assert len(drafter.spawn().suggest([3], 2)) == 0
+    drafter.start([3])
+    assert len(drafter.suggest([3], 2)) == 0
+
+
+def test_a_cancelled_step_teaches_without_a_token():
+    drafter = Recycling(2)
+    drafter.start([3])
+    drafter.observe(NOTHING, logits([6, 7]), accept([0], []))
+    assert drafter.suggest([3], 1).tokens == (6,)
+
+
+@pytest.mark.parametrize("options", [{"k": 1}, {"k": 9}, {"max_tokens": 0}])
+def test_impossible_settings_are_refused(options):
+    with pytest.raises(OptionError, match=r"2\.\.8 successors of 1 token or more"):
+        Recycling(**options)
+
+
+def test_the_output_is_that_of_plain_decoding():
+    engine = Engine(random_table(6, 2, seed=3), drafters=[Recycling()])
+    plain = engine.generate([1, 2], num_draft_tokens=0, max_tokens=60)
+    result = engine.generate([1, 2], num_draft_tokens=6, max_tokens=60)
+    assert result.token_ids == plain.token_ids
+    assert result.stats.num_accepted_tokens > 10  # a table repeats itself
