@@ -10,8 +10,6 @@ nor on the place a number has in an array.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import numpy.typing as npt
 
@@ -35,14 +33,11 @@ def key_of(*parts: int) -> int:
 
 def bits_of(key: int, ids: Ids) -> Bits:
     """53 random bits under ``key`` for each id."""
-    z = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    z = ids.astype(np.uint64)
+    z += np.uint64(1)
+    z *= np.uint64(_GOLDEN)
     z += np.uint64(key)
     return _mix_array(z)
-
-
-def all_bits(key: int, count: int) -> Bits:
-    """``bits_of`` the ids from 0 to ``count`` - 1."""
-    return _mix_array(_counters(count) + np.uint64(key))
 
 
 def uniforms(bits: Bits) -> Floats:
@@ -88,13 +83,6 @@ def log(x: Floats) -> Floats:
 
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 _LG5, _LG6, _LG7 = 1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01
-
-
-@lru_cache(maxsize=8)
-def _counters(count: int) -> Bits:
-    result: Bits = (np.arange(count, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-    result.flags.writeable = False
-    return result
 
 
 def _mix(z: int) -> int:

@@ -261,7 +261,7 @@ class RequestSampler:
 
     def _support(self, row: Logits | Floats) -> Support:
         params = self._params
-        support = Support.of(row.astype(np.float64, copy=False), params.temperature)
+        support = Support.of(row, params.temperature)
         support = support.min_p(params.min_p)
         if params.top_k > 0:
             support = support.top_k(params.top_k)
@@ -340,7 +340,7 @@ class Processors:
         # Back to what both share at the end, then a check of the whole, which is quick.
         while counted and (len(counted) > len(history) or counted[-1] != history[len(counted) - 1]):
             self._add(counted.pop(), len(counted), -1)
-        if counted != history[: len(counted)]:
+        if counted != list(history[: len(counted)]):
             self._forget(vocab_size)
         for token in history[len(self._counted) :]:
             self._add(token, len(self._counted), 1)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from foretell._noise import TWO_53, Floats, Ids, all_bits, as_floats, bits_of, gumbel
+from foretell._noise import TWO_53, Floats, Ids, as_floats, bits_of, gumbel
 
+BLOCK = 8192  # entries at a time, so that what is computed on the way stays in the cache
 SORTED_AT_ONCE = 512
 BINS = 1024
 
@@ -28,8 +30,8 @@ class Support:
     vocab_size: int
 
     @classmethod
-    def of(cls, logits: Floats, temperature: float) -> Support:
-        """The softmax of a row at a temperature above 0.
+    def of(cls, logits: npt.NDArray[np.floating[Any]], temperature: float) -> Support:
+        """The softmax of a row, in float64, at a temperature above 0.
 
         The largest logit must be above -inf. Where it is +inf, all tokens that have it share
         the whole probability.
@@ -38,8 +40,9 @@ class Support:
         if best == math.inf:
             scores = np.where(logits == best, 0.0, -math.inf)
         else:
+            scores = np.subtract(logits, best, dtype=np.float64)
             with np.errstate(over="ignore"):  # a tiny temperature may leave nothing but the best
-                scores = (logits - best) / temperature
+                scores /= temperature
         support = cls(_all_ids(len(logits)), scores, len(logits))
         return support if scores.min() > -math.inf else support._where(scores > -math.inf)
 
@@ -68,17 +71,24 @@ class Support:
         it cannot win if this is below the sum that some other token is known to have. So
         neither the exponential's last bits nor the order of anything can matter.
         """
-        count = len(self.ids)
-        bits = all_bits(key, count) if count == self.vocab_size else bits_of(key, self.ids)
-        places = np.arange(count)
-        if count > SORTED_AT_ONCE:
-            with np.errstate(divide="ignore"):
-                bound = (TWO_53 - as_floats(bits)) / np.exp(self.scores)
+        places = _all_ids(len(self.ids))
+        if len(places) > SORTED_AT_ONCE:
+            bound = self._bounds(key)
             likely = int(bound.argmin())
-            known = self.scores[likely] + gumbel(bits[likely : likely + 1])[0]
+            known = self.scores[likely] + gumbel(bits_of(key, self.ids[likely : likely + 1]))[0]
             places = np.flatnonzero(bound <= TWO_53 * math.exp(-known) * (1 + 1e-6))
-        sums = self.scores[places] + gumbel(bits[places])
+        sums = self.scores[places] + gumbel(bits_of(key, self.ids[places]))
         return int(self.ids[places[sums.argmax()]])
+
+    def _bounds(self, key: int) -> Floats:
+        """2^53 (1 - u) / w for every token, (count,)."""
+        result = np.empty(len(self.ids))
+        for start in range(0, len(result), BLOCK):
+            part = slice(start, start + BLOCK)
+            weights = np.exp(self.scores[part])
+            with np.errstate(divide="ignore", over="ignore"):
+                result[part] = (TWO_53 - as_floats(bits_of(key, self.ids[part]))) / weights
+        return result
 
     def probabilities(self) -> Floats:
         """p over the whole vocabulary, (vocab_size,)."""
@@ -108,7 +118,10 @@ def leading(scores: Floats, mass: float, weights: Floats) -> Ids:
         low, high = scores.min(), scores.max()
         if low == high:
             break
-        bins = ((high - scores) / (high - low) * (BINS - 1)).astype(np.int64)
+        depth = high - scores
+        depth /= high - low
+        depth *= BINS - 1
+        bins = depth.astype(np.int64)
         sums = before + np.bincount(bins, weights, minlength=BINS).cumsum()
         crossed = min(int(np.searchsorted(sums, mass)), BINS - 1)
         if crossed:

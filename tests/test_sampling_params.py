@@ -13,6 +13,25 @@ def test_the_defaults():
     assert params.max_tokens == 256
     assert (params.stop, params.stop_token_ids, params.ignore_eos) == ((), (), False)
     assert params.temperature == 0
+    assert (params.top_p, params.top_k, params.min_p) == (1, 0, 0)
+    penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    assert penalties == (1, 0, 0)
+    assert (params.logit_bias, params.min_tokens, params.n) == ((), 0, 1)
+    assert (params.seed, params.logprobs, params.prompt_logprobs) == (None, None, None)
+
+
+def test_a_bias_is_a_mapping_or_pairs_and_becomes_sorted_pairs():
+    params = SamplingParams(logit_bias={np.int64(5): 1, 2: float("-inf")})
+    assert params.logit_bias == ((2, float("-inf")), (5, 1.0))
+    assert SamplingParams(logit_bias=params.logit_bias) == params
+    assert params.banned == (2,)
+    hash(params)
+
+
+def test_numbers_of_numpy_are_numbers():
+    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int32(3), seed=np.uint64(2**63))
+    assert (params.temperature, params.top_k, params.seed) == (0.5, 3, 2**63)
+    assert [type(v) for v in (params.temperature, params.top_k, params.seed)] == [float, int, int]
 
 
 def test_lists_become_tuples_and_a_string_a_tuple_of_one():
@@ -57,6 +76,44 @@ def test_max_tokens(value):
         ("temperature", float("nan")),
         ("temperature", "hot"),
         ("temperature", None),
+        ("temperature", float("inf")),
+        ("top_p", -0.1),
+        ("top_p", 1.1),
+        ("top_p", float("nan")),
+        ("top_p", "0.5"),
+        ("top_k", -2),
+        ("top_k", 1.0),
+        ("top_k", True),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", -1),
+        ("repetition_penalty", float("inf")),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", -2.1),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", float("nan")),
+        ("logit_bias", 3),
+        ("logit_bias", [1]),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", {1: 101}),
+        ("logit_bias", {1: float("inf")}),
+        ("logit_bias", {1: float("nan")}),
+        ("logit_bias", {1: "1"}),
+        ("min_tokens", -1),
+        ("min_tokens", 1.0),
+        ("min_tokens", 257),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 1.0),
+        ("seed", True),
+        ("n", 0),
+        ("n", 1.5),
+        ("n", None),
+        ("logprobs", -2),
+        ("logprobs", True),
+        ("logprobs", 1.0),
+        ("prompt_logprobs", -2),
     ],
 )
 def test_impossible_values_are_refused_with_what_was_given(name, value):

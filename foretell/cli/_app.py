@@ -71,6 +71,39 @@ Threads = Annotated[
     ),
 ]
 MaxTokens = Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens to generate.")]
+Temperature = Annotated[
+    float,
+    typer.Option(min=0, metavar="X", help="0 takes the best token, larger is more random."),
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, metavar="X", help="Sample from the fewest best tokens that reach X."
+    ),
+]
+TopK = Annotated[
+    int, typer.Option(min=-1, metavar="N", help="Sample from the N best tokens; 0 is all.")
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, metavar="X", help="Leave out tokens below X times the best one's probability."
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        min=0, metavar="N", help="The same seed gives the same output.", show_default="drawn"
+    ),
+]
+Verification = Annotated[
+    Literal["match", "rejection", "block"],
+    typer.Option(
+        metavar="RULE",
+        help="How drafts are accepted: match (the very tokens of plain decoding), rejection or "
+        "block (their exact distribution; more is accepted).",
+    ),
+]
 Stop = Annotated[
     list[str] | None,
     typer.Option(
@@ -89,7 +122,8 @@ TokenizerFile = Annotated[
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
-DEFAULT_MAX_TOKENS = SamplingParams().max_tokens or 256
+DEFAULTS = SamplingParams()
+DEFAULT_MAX_TOKENS = DEFAULTS.max_tokens or 256
 
 
 def _print_version(wanted: bool) -> None:
@@ -125,6 +159,12 @@ def generate(
     threads: Threads = None,
     tokenizer: TokenizerFile = None,
     max_tokens: MaxTokens = DEFAULT_MAX_TOKENS,
+    temperature: Temperature = DEFAULTS.temperature,
+    top_p: TopP = DEFAULTS.top_p,
+    top_k: TopK = DEFAULTS.top_k,
+    min_p: MinP = DEFAULTS.min_p,
+    seed: Seed = None,
+    verification: Verification = "match",
     stop: Stop = None,
     system: System = None,
     raw: Annotated[
@@ -155,12 +195,21 @@ def generate(
             read_prompt(prompt, file),
             system,
             raw,
-            SamplingParams(max_tokens=max_tokens, stop=tuple(stop or ())),
+            SamplingParams(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                min_p=min_p,
+                seed=seed,
+                stop=tuple(stop or ()),
+            ),
             num_draft_tokens,
+            verification,
         )
         run = _compare.compare if compare else _generate.generate
         if compare:
-            _compare.check(request)
+            request = _compare.comparable(request)
         options = _load.ModelOptions(model, draft, tuple(drafter or ()), dtype, threads, tokenizer)
         code = run(_load.load_engine(options), request, as_json=json)
     raise typer.Exit(code)
@@ -176,6 +225,12 @@ def chat(
     threads: Threads = None,
     tokenizer: TokenizerFile = None,
     max_tokens: MaxTokens = DEFAULT_MAX_TOKENS,
+    temperature: Temperature = DEFAULTS.temperature,
+    top_p: TopP = DEFAULTS.top_p,
+    top_k: TopK = DEFAULTS.top_k,
+    min_p: MinP = DEFAULTS.min_p,
+    seed: Seed = None,
+    verification: Verification = "match",
     stop: Stop = None,
     system: System = None,
     debug: Debug = False,
@@ -188,9 +243,19 @@ def chat(
     with reported(debug):
         from foretell.cli import _chat
 
-        sampling = SamplingParams(max_tokens=max_tokens, stop=tuple(stop or ()))
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            stop=tuple(stop or ()),
+        )
         options = _load.ModelOptions(model, draft, tuple(drafter or ()), dtype, threads, tokenizer)
-        code = _chat.chat(_load.load_engine(options), system, sampling, num_draft_tokens)
+        code = _chat.chat(
+            _load.load_engine(options), system, sampling, num_draft_tokens, verification
+        )
     raise typer.Exit(code)
 
 

@@ -24,7 +24,11 @@ HELP: Final = (
 
 
 def chat(
-    engine: Engine, system: str | None, sampling: SamplingParams, num_draft_tokens: int
+    engine: Engine,
+    system: str | None,
+    sampling: SamplingParams,
+    num_draft_tokens: int,
+    verification: str = "match",
 ) -> ExitCode:
     """Take turns until the user leaves; the cache is kept between turns."""
     if not has_chat_template(engine):
@@ -63,6 +67,7 @@ def chat(
                         check_text(text, "the message"),
                         sampling=sampling,
                         num_draft_tokens=num_draft_tokens,
+                        verification=verification,
                         is_cancelled=interrupt,
                     )
                 except ContextLengthError as error:

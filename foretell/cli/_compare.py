@@ -11,6 +11,7 @@ from typing import Any
 from foretell._engine import Engine
 from foretell._errors import OptionError
 from foretell._result import FinishReason, Generation
+from foretell._sampling import seed_for
 from foretell.cli._errors import ExitCode
 from foretell.cli._generate import Request, finish, print_json, show
 from foretell.cli._interrupt import Interrupt
@@ -98,13 +99,22 @@ class Comparison:
         )
 
 
-def check(request: Request) -> None:
-    """Raise OptionError where there would be nothing to compare."""
+def comparable(request: Request) -> Request:
+    """The request with its seed settled, so that every run makes the same choices.
+
+    Raises OptionError where there would be nothing to compare.
+    """
     if request.num_draft_tokens == 0:
         raise OptionError(
             "--compare with --num-draft-tokens 0 would compare plain decoding with itself; leave "
             "one of them out"
         )
+    if request.verification != "match":
+        raise OptionError(
+            f"--compare checks that the tokens are equal, which --verification "
+            f"{request.verification} does not promise; use match"
+        )
+    return replace(request, sampling=replace(request.sampling, seed=seed_for(request.sampling)))
 
 
 def compare(engine: Engine, request: Request, *, as_json: bool) -> ExitCode:

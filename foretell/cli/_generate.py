@@ -27,6 +27,7 @@ class Request:
     raw: bool
     sampling: SamplingParams
     num_draft_tokens: int
+    verification: str = "match"
 
     def plain(self) -> Request:
         """The same without speculation."""
@@ -46,6 +47,7 @@ class Request:
             **text,
             sampling=self.sampling,
             num_draft_tokens=self.num_draft_tokens,
+            verification=self.verification,
             is_cancelled=interrupt,
         )
 

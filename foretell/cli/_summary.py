@@ -13,6 +13,8 @@ def summary(result: Generation, colour: bool = False) -> str:
         f"{stats.tokens_per_second:.1f} tokens/s",
         speculation(stats),
     ]
+    if result.seed is not None:
+        parts.append(f"seed {result.seed}")
     if colour and stats.num_accepted_tokens:
         parts.append("green: drafted and accepted")
     if result.finish_reason is FinishReason.CANCELLED:
