@@ -159,7 +159,7 @@ def block(draft: Draft, logits: FloatArray, sampler: Sampler, history: Sequence[
             q = draft.q_of(node, len(p))
             weights = np.maximum(reached * p - q, 0.0)
             surplus = float(weights.sum())
-            passes = surplus / (surplus + 1.0 - reached) if surplus or reached < 1.0 else 1.0
+            passes = surplus / (surplus + (1.0 - reached)) if surplus or reached < 1.0 else 1.0
             weights = weights if surplus else p
         if node == 0 or draws.accept(node, passes):
             kept, next_weights = node, weights
