@@ -36,9 +36,16 @@ def processed(
 
 def distribution(row: Sequence[float], params: SamplingParams) -> dict[int, float]:
     """The probabilities of the tokens that are left, from processed logits."""
+    scores = kept_scores(row, params)
+    total = math.fsum(math.exp(score) for score in scores.values())
+    return {token: math.exp(score) / total for token, score in scores.items()}
+
+
+def kept_scores(row: Sequence[float], params: SamplingParams) -> dict[int, float]:
+    """Log-probabilities, up to a constant, of the tokens that are left."""
     order = sorted(range(len(row)), key=lambda token: (-row[token], token))
     if params.temperature == 0:
-        return {order[0]: 1.0}
+        return {order[0]: 0.0}
     best = row[order[0]]
     if best == math.inf:
         scores = {t: 0.0 for t in order if row[t] == best}
@@ -58,8 +65,7 @@ def distribution(row: Sequence[float], params: SamplingParams) -> dict[int, floa
             nucleus.append(t)
             before += math.exp(scores[t])
         kept = nucleus
-    total = math.fsum(math.exp(scores[t]) for t in kept)
-    return {t: math.exp(scores[t]) / total for t in kept}
+    return {t: scores[t] for t in kept}
 
 
 def mix(z: int) -> int:
@@ -83,5 +89,5 @@ def gumbel(seed: int, position: int, token: int) -> float:
 
 def choose(row: Sequence[float], params: SamplingParams, seed: int, position: int) -> int:
     """argmax of log p + noise."""
-    p = distribution(row, params)
-    return max(sorted(p), key=lambda token: math.log(p[token]) + gumbel(seed, position, token))
+    scores = kept_scores(row, params)
+    return max(sorted(scores), key=lambda token: scores[token] + gumbel(seed, position, token))

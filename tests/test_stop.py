@@ -264,3 +264,18 @@ def test_characters_split_over_tokens_stay_whole_in_events():
     for num_draft_tokens in (0, 1, 6):
         events = list(engine.stream([0], max_tokens=11, num_draft_tokens=num_draft_tokens))
         assert [e.text for e in events if e.text] == ["é", "€", "😀", "<", "\ufffd"]
+
+
+def test_stop_strings_do_not_count_before_min_tokens():
+    model = successor_table([1, 2, 0])
+    right = Scripted(lambda context, limit: Draft.one_hot(continuation(model, context, limit)))
+    engine = Engine(model, drafters=[right], tokenizer=tokenizer_of([b"a", b"b", b"c"]))
+    for num_draft_tokens in (0, 5):
+        options = {"num_draft_tokens": num_draft_tokens, "max_tokens": 20}
+        assert engine.generate([2], stop="bc", **options).text == "a"
+        # "abc" is there after three tokens, and no reason to stop yet; the next one is.
+        assert engine.generate([2], stop="bc", min_tokens=3, **options).text == "abca"
+        # It began early, but is complete only with the third token.
+        assert engine.generate([2], stop="bc", min_tokens=2, **options).text == "a"
+        late = engine.generate([2], stop=["zz", "cab"], min_tokens=5, **options)
+        assert late.text == "abcab"
