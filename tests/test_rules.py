@@ -93,15 +93,22 @@ def joint(p, history):
     return np.prod([p[history[:i]][token] for i, token in enumerate(history)])
 
 
-def emitted_joint(rule, p, q, vocab_size, length):
-    """The joint distribution of the next ``length`` + 1 tokens; what a step leaves open is p's."""
+def emitted_joint(rule, p, q, vocab_size, length, goes_on=lambda tokens: True):
+    """The joint distribution of the next ``length`` + 1 tokens; what a step leaves open is p's.
+
+    The draft ends early where ``goes_on`` says so of the tokens drafted by then.
+    """
+    drafts = {()}
+    for _ in range(length):
+        longer = {(*d, t) for d in drafts if goes_on(d) for t in range(vocab_size)}
+        drafts = longer | {d for d in drafts if not goes_on(d)}
     logits = np.zeros((length + 1, vocab_size), np.float32)
     result = np.zeros((vocab_size,) * (length + 1))
-    for tokens in itertools.product(range(vocab_size), repeat=length):
+    for tokens in sorted(drafts):
         drafted = joint(q, tokens)
         if not drafted:
             continue
-        draft = Draft.sampled(tokens, [q[tokens[:i]] for i in range(length)])
+        draft = Draft.sampled(tokens, [q[tokens[:i]] for i in range(len(tokens))])
         for world in worlds():
             verdict = rule.verify(draft, logits, Known(p, world), [0])
             emitted = tuple(token for token, _ in verdict)
@@ -125,6 +132,17 @@ def test_the_joint_distribution_is_the_target_s(rule, vocab_size, length, zeros)
         for whole in itertools.product(range(vocab_size), repeat=length + 1):
             wanted[whole] = joint(p, whole)
         assert np.abs(got - wanted).sum() / 2 < 1e-12
+
+
+@every_exact_rule
+@pytest.mark.parametrize("seed", range(6))
+def test_a_draft_may_end_where_its_own_tokens_say(rule, seed):
+    rng = np.random.default_rng(seed)
+    p = random_distributions(rng, 2, 4, zeros=False)
+    q = random_distributions(rng, 2, 3, zeros=False)
+    got = emitted_joint(rule, p, q, 2, 3, goes_on=lambda tokens: 1 not in tokens)
+    for whole in itertools.product(range(2), repeat=4):
+        assert got[whole] == pytest.approx(joint(p, whole), abs=1e-12)
 
 
 @every_exact_rule

@@ -2,10 +2,11 @@
 
     python scripts/soak/soak.py --minutes 10 --output soak.json
 
-Every case draws a prompt, a length, stop conditions, weights, threads, drafters and a draft
-length, decodes plainly and speculatively, and compares tokens, text and ending. The record says
-what was run and lists every case that differed, with all that is needed to run it again
-(`--seed` and the number of the case draw the same one). Exit code 1 if any did.
+Every case draws a prompt, a length, stop conditions, sampling parameters, weights, threads,
+drafters and a draft length, decodes plainly and speculatively, and compares tokens, text, ending
+and log-probabilities. The record says what was run and lists every case that differed, with all
+that is needed to run it again (`--seed` and the number of the case draw the same one). Exit code 1
+if any did.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ QUESTIONS = (
     "Repeat the word 'echo' twenty times.",
 )
 STOPS = ((), (), (".",), ("\n\n", "the"), ("e s", "zq"))
-DRAFTERS = ("prompt_lookup", "long_lookup", "draft_model", "noise", "noise+prompt_lookup")
+DRAFTERS = ("prompt_lookup", "long_lookup", "draft_model", "ngram", "noise", "noise+prompt_lookup")
 
 
 class Noise(Drafter):
@@ -79,6 +80,10 @@ class Case:
     threads: int
     drafter: str
     num_draft_tokens: int
+    temperature: float
+    top_p: float
+    frequency_penalty: float
+    sampling_seed: int
 
 
 @dataclass
@@ -139,6 +144,10 @@ def draw(seed: int, number: int, prose: str, vocab_size: int) -> Case:
         threads=rng.choice((1, 2)),
         drafter=rng.choice(DRAFTERS),
         num_draft_tokens=rng.choice((1, 2, 3, 4, 5, 8, 15, 16, 31)),
+        temperature=rng.choice((0.0, 0.0, 0.3, 1.0)),
+        top_p=rng.choice((1.0, 0.9)),
+        frequency_penalty=rng.choice((0.0, 0.0, 0.2)),
+        sampling_seed=rng.getrandbits(64),
     )
 
 
@@ -166,6 +175,7 @@ class Engines:
                 "prompt_lookup": ["prompt_lookup"],
                 "long_lookup": [PromptLookup(max_ngram=8, min_ngram=2)],
                 "draft_model": ["draft_model"],
+                "ngram": ["ngram"],
                 "noise": [Noise(1)],
                 "noise+prompt_lookup": [Noise(2), "prompt_lookup"],
             }
@@ -181,7 +191,14 @@ def run(case: Case, engines: Engines) -> tuple[Generation, Generation]:
     plain = engines.plain(case.dtype, case.plain_threads)
     speculative = engines.speculative(case.dtype, case.threads, case.drafter)
     sampling = SamplingParams(
-        max_tokens=case.max_tokens, stop=case.stop, ignore_eos=case.ignore_eos
+        max_tokens=case.max_tokens,
+        stop=case.stop,
+        ignore_eos=case.ignore_eos,
+        temperature=case.temperature,
+        top_p=case.top_p,
+        frequency_penalty=case.frequency_penalty,
+        seed=case.sampling_seed,
+        logprobs=1,
     )
     given: dict[str, Any] = {"prompt": case.prompt}
     if case.kind == "question":
@@ -223,7 +240,10 @@ def main() -> int:
         record.num_accepted_tokens += speculative.stats.num_accepted_tokens
         record.cases_per_drafter[case.drafter] += 1
         record.endings[str(plain.finish_reason)] += 1
-        results = [(r.token_ids, r.text, str(r.finish_reason)) for r in (plain, speculative)]
+        results = [
+            (r.token_ids, r.text, str(r.finish_reason), [t.to_dict() for t in r.logprobs or ()])
+            for r in (plain, speculative)
+        ]
         if results[0] != results[1]:
             record.differences.append(
                 {"case": asdict(case), "plain": results[0], "speculative": results[1]}
