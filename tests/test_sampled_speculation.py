@@ -171,3 +171,49 @@ def test_a_chat_draws_the_same_with_and_without_speculation():
     assert texts[0] == texts[1]
     with pytest.raises(ForetellError, match="n is 2, but a conversation"):
         chat.send("c", n=2)
+
+
+# --- A real model --------------------------------------------------------------------
+
+
+def everything(completion):
+    return completion.token_ids, completion.text, completion.finish_reason, completion.logprobs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "qwen3-odd"])
+def test_the_cpu_backend_samples_the_same_with_and_without_speculation(family, dtype, tmp_path):
+    from families import tiny_checkpoint
+
+    from foretell.backends import cpu
+
+    folder = tiny_checkpoint(tmp_path, family)
+    model = cpu.load(folder, dtype=dtype, threads=2)
+    other = cpu.load(folder, dtype="bfloat16" if dtype == "float32" else "float32", threads=1)
+    prompt = np.random.default_rng(0).integers(model.vocab_size, size=70).tolist()
+    options = {
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "frequency_penalty": 0.3,
+        "n": 2,
+        "logprobs": 3,
+        "prompt_logprobs": 1,
+        "seed": 11,
+        "max_tokens": 60,
+        "ignore_eos": True,
+    }
+    plain = Engine(model, drafters=[]).generate(prompt, **options)
+    for drafters in (
+        [DraftModel(other)],
+        [Ngram()],
+        [PromptLookup()],
+        [Ngram(2), DraftModel(other)],
+    ):
+        engine = Engine(model, drafters=drafters)
+        for num_draft_tokens in (1, 4, 9):
+            result = engine.generate(prompt, num_draft_tokens=num_draft_tokens, **options)
+            for ours, theirs in zip(result.completions, plain.completions, strict=True):
+                assert everything(ours) == everything(theirs)
+            assert result.prompt_logprobs == plain.prompt_logprobs
+    near = Engine(model, drafters=[DraftModel(other)]).generate(prompt, **options)
+    assert near.stats.draft_acceptance_rate > 0.5
