@@ -33,14 +33,14 @@ class Buffers:
         self._rows = 0
         self._partial_floats = 0
         self._arrays: dict[int, npt.NDArray[np.float32]] = {}
-        padded = _padded(config.head_dim)
-        self._part_floats = padded + 8
+        padded_head = (config.head_dim + 7) // 8 * 8
+        self._part_floats = padded_head + 8
         widest = max(
             config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
         )
         group = config.num_heads // config.num_kv_heads
         attention = (
-            BLOCK * (config.head_dim + padded)  # a tree node's keys and values
+            BLOCK * (config.head_dim + padded_head)  # a tree node's keys and values
             + at.JOB_ROWS * group * BLOCK  # scores
             + self._part_floats
         )
@@ -111,4 +111,5 @@ class Buffers:
 
 
 def _padded(n: int) -> int:
-    return (n + 7) // 8 * 8
+    """Rows of activations end with zeros, up to a whole block of 32 weights."""
+    return (n + 31) // 32 * 32

@@ -25,7 +25,15 @@ from numba.core import caching
 from foretell._cache import kernel_cache_directory
 from foretell._errors import CapabilityError
 
-SOURCES = ("_simd.py", "_kernels.py", "_pass.py", "_kernel_cache.py")
+SOURCES = (
+    "_ir.py",
+    "_simd.py",
+    "_formats.py",
+    "_tiles.py",
+    "_kernels.py",
+    "_pass.py",
+    "_kernel_cache.py",
+)
 
 
 @cache

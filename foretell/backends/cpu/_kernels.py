@@ -12,40 +12,49 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from foretell.backends.cpu._simd import (
+from foretell.backends.cpu._formats import (
     BF16,
+    F16,
     F32,
+    FORMATS,
+    PLAIN,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+)
+from foretell.backends.cpu._simd import (
     add8,
     div8,
-    dot_tile,
     exp2_integer8,
+    float_bits,
     fma8,
     load8,
-    load8_bf16,
     load8_some,
-    load_bf16,
     load_f32,
     load_i64,
+    load_u16,
     max8,
     maximum8,
     min8,
     mul8,
     round8,
-    score_tile,
     splat8,
     store8,
     store_f32,
+    store_u16,
     sub8,
     sum8,
-    value_tile,
     zero_below8,
 )
+from foretell.backends.cpu._tiles import dot_tile, score_tile, unpack_row, value_tile
 
 BLOCK = 64
 """Positions in a block of keys: one page of the cache, and the unit of attention's sums."""
 GROUP = 8  # keys side by side in a vector
 TILE_OUTPUTS = 4  # outputs whose weights stay in the first-level cache while all rows use them
-CONVERT_FROM_ROWS = 9  # more rows than this share one conversion of the weights
 
 _zero = np.float32(0.0)
 _one = np.float32(1.0)
@@ -55,9 +64,12 @@ _lowest = np.float32(-np.inf)
 
 
 def _make_tiles(kind):
-    """``tiles(rows, outputs, ...)``: up to 4 rows against any number of outputs of one kind."""
-    tile_1x4, tile_2x4, tile_3x2, tile_4x2 = (
-        dot_tile(rows, outputs, kind) for rows, outputs in ((1, 4), (2, 4), (3, 2), (4, 2))
+    """``tiles(rows, outputs, ...)``: up to 4 rows against any number of outputs of one kind.
+
+    Shapes are what 16 vector registers hold.
+    """
+    tile_1x4, tile_2x4, tile_3x4, tile_4x3 = (
+        dot_tile(rows, outputs, kind) for rows, outputs in ((1, 4), (2, 4), (3, 4), (4, 3))
     )
     tile_1x1, tile_2x1, tile_3x1, tile_4x1 = (dot_tile(rows, 1, kind) for rows in (1, 2, 3, 4))
 
@@ -65,17 +77,19 @@ def _make_tiles(kind):
     def tiles(rows, outputs, x, xs, w, ws, k, out, outs, ahead, aheads, pace):
         n = 0
         if rows == 4:
-            while n + 2 <= outputs:
-                tile_4x2(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
-                n, w, out, ahead = n + 2, w + 2 * ws, out + 8, ahead + 2 * aheads
-            if n < outputs:
+            while n + 3 <= outputs:
+                tile_4x3(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
+                n, w, out, ahead = n + 3, w + 3 * ws, out + 12, ahead + 3 * aheads
+            while n < outputs:
                 tile_4x1(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
+                n, w, out, ahead = n + 1, w + ws, out + 4, ahead + aheads
         elif rows == 3:
-            while n + 2 <= outputs:
-                tile_3x2(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
-                n, w, out, ahead = n + 2, w + 2 * ws, out + 8, ahead + 2 * aheads
-            if n < outputs:
+            while n + 4 <= outputs:
+                tile_3x4(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
+                n, w, out, ahead = n + 4, w + 4 * ws, out + 16, ahead + 4 * aheads
+            while n < outputs:
                 tile_3x1(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
+                n, w, out, ahead = n + 1, w + ws, out + 4, ahead + aheads
         elif rows == 2:
             while n + 4 <= outputs:
                 tile_2x4(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
@@ -95,30 +109,53 @@ def _make_tiles(kind):
 
 
 _tiles_f32, _tiles_bf16 = _make_tiles(F32), _make_tiles(BF16)
+_tiles_q8_0, _tiles_q4_0, _tiles_q4_1 = (_make_tiles(kind) for kind in (Q8_0, Q4_0, Q4_1))
+_unpack_f32, _unpack_bf16, _unpack_f16 = (unpack_row(kind) for kind in (F32, BF16, F16))
+_unpack_q8_0, _unpack_q4_0, _unpack_q4_1 = (unpack_row(kind) for kind in (Q8_0, Q4_0, Q4_1))
+_unpack_q4_k, _unpack_q5_k, _unpack_q6_k = (unpack_row(kind) for kind in (Q4_K, Q5_K, Q6_K))
+
+_ELEMENTS = np.array([stored.elements for stored in FORMATS])
+_SIZES = np.array([stored.size for stored in FORMATS])
+_IS_PLAIN = np.array([kind in PLAIN for kind in range(len(FORMATS))])
+# Up to how many rows a format is multiplied as it lies; more rows share one conversion.
+_DIRECT_ROWS = np.array([1 << 60, 8, 0, 4, 4, 4, 0, 0, 0])
+
+
+@njit
+def padded(n):
+    """Activations are padded with zeros to whole blocks of 32."""
+    return (n + 31) & -32
 
 
 @njit
 def weight_row_bytes(kind, k):
     """Size of one output's weights."""
-    return 2 * k if kind == BF16 else 4 * k
+    if _IS_PLAIN[kind]:
+        return k * _SIZES[kind] // _ELEMENTS[kind]
+    return (k + _ELEMENTS[kind] - 1) // _ELEMENTS[kind] * _SIZES[kind]
 
 
 @njit
 def load_row(kind, source, k, out):
-    """``k`` stored weights as float32; writes up to 7 floats past the end."""
-    whole = k & -8
-    if kind == BF16:
-        for i in range(0, whole, 8):
-            store8(out + 4 * i, load8_bf16(source + 2 * i))
-        for i in range(whole, k):
-            store_f32(out + 4 * i, load_bf16(source + 2 * i))
+    """``k`` stored weights as float32, and zeros up to the end of a block of at most 256."""
+    if kind == F32:
+        _unpack_f32(source, k, out)
+    elif kind == BF16:
+        _unpack_bf16(source, k, out)
+    elif kind == F16:
+        _unpack_f16(source, k, out)
+    elif kind == Q8_0:
+        _unpack_q8_0(source, k, out)
+    elif kind == Q4_0:
+        _unpack_q4_0(source, k, out)
+    elif kind == Q4_1:
+        _unpack_q4_1(source, k, out)
+    elif kind == Q4_K:
+        _unpack_q4_k(source, k, out)
+    elif kind == Q5_K:
+        _unpack_q5_k(source, k, out)
     else:
-        for i in range(0, whole, 8):
-            store8(out + 4 * i, load8(source + 4 * i))
-        for i in range(whole, k):
-            store_f32(out + 4 * i, load_f32(source + 4 * i))
-    for i in range(k, (k + 7) & -8):
-        store_f32(out + 4 * i, _zero)
+        _unpack_q6_k(source, k, out)
 
 
 @njit
@@ -131,52 +168,54 @@ def linear(rows, x, x_stride, kind, w, k, first, last, out, out_stride, scratch)
     """
     row_bytes = weight_row_bytes(kind, k)
     groups = (rows + 3) // 4
-    pace = weight_row_bytes(kind, 16) // groups
-    convert = kind != F32 and rows >= CONVERT_FROM_ROWS
-    size = 2 if 3 <= rows <= 4 else TILE_OUTPUTS
+    fewest, larger = rows // groups, rows % groups  # groups of 2 to 4 rows, 3 and 4 mostly
+    convert = rows > _DIRECT_ROWS[kind]
+    if groups > 1 or convert:
+        size = distance = 3 if fewest == 4 else TILE_OUTPUTS
+    else:  # no weight is used twice: straight through, a tile ahead
+        size, distance = last - first, 3 if rows == 4 else 4
+    stride = 4 * padded(k) if convert else row_bytes
+    # Bytes of the next outputs' weights to fetch with every block of these.
+    elements = 16 if convert else _ELEMENTS[kind]
+    pace = elements * row_bytes // k // groups
     for begin in range(first, last, size):
         outputs = min(size, last - begin)
         weights = w + begin * row_bytes
-        ahead = weights + size * row_bytes
-        stride = row_bytes
+        ahead = weights + distance * row_bytes
         if convert:
-            stride = 4 * ((k + 7) & -8)
             for n in range(outputs):
                 load_row(kind, weights + n * row_bytes, k, scratch + n * stride)
             weights = scratch
-        for row in range(0, rows, 4):
-            count = min(4, rows - row)
+        row = 0
+        for group in range(groups):
+            count = fewest + (1 if group < larger else 0)
             xs, target = x + row * x_stride, out + row * out_stride + 4 * begin
-            if kind == F32 or convert:
+            if convert or kind == F32:
                 _tiles_f32(
-                    count,
-                    outputs,
-                    xs,
-                    x_stride,
-                    weights,
-                    stride,
-                    k,
-                    target,
-                    out_stride,
-                    ahead,
-                    row_bytes,
-                    pace,
-                )
-            else:
+                    count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
+                    ahead, row_bytes, pace,
+                )  # fmt: skip
+            elif kind == BF16:
                 _tiles_bf16(
-                    count,
-                    outputs,
-                    xs,
-                    x_stride,
-                    weights,
-                    stride,
-                    k,
-                    target,
-                    out_stride,
-                    ahead,
-                    row_bytes,
-                    pace,
-                )
+                    count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
+                    ahead, row_bytes, pace,
+                )  # fmt: skip
+            elif kind == Q8_0:
+                _tiles_q8_0(
+                    count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
+                    ahead, row_bytes, pace,
+                )  # fmt: skip
+            elif kind == Q4_0:
+                _tiles_q4_0(
+                    count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
+                    ahead, row_bytes, pace,
+                )  # fmt: skip
+            else:
+                _tiles_q4_1(
+                    count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
+                    ahead, row_bytes, pace,
+                )  # fmt: skip
+            row += count
             ahead += row_bytes // groups
 
 
@@ -276,56 +315,113 @@ def rotate(x, cos, sin, half):
         store_f32(x + 4 * (half + i), b * c + a * s)
 
 
+@njit
+def nearest_bfloat16(value):
+    """The bits of the nearest bfloat16, ties to even; the value must be finite."""
+    bits = np.uint32(float_bits(value))
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> 16)
+
+
 # -- attention -------------------------------------------------------------------------------------
 #
 # A page holds BLOCK positions: for each layer and key head, the keys as (BLOCK / 8, head_dim, 8),
 # so that one vector is the same element of 8 keys, then the values as (BLOCK, padded head_dim).
 
-_score_1x2, _score_2x2, _score_3x2, _score_4x2 = (score_tile(queries, 2) for queries in range(1, 5))
-_value_1, _value_2, _value_4, _value_8 = (value_tile(vectors) for vectors in (1, 2, 4, 8))
+# Numbers of the cache are float32 or bfloat16 (``kind``), rounded once when they are stored.
+
+_score_1x2, _score_2x2, _score_3x2, _score_4x2 = (
+    score_tile(queries, 2, F32) for queries in range(1, 5)
+)
+_score_1x2_bf16, _score_2x2_bf16, _score_3x2_bf16, _score_4x2_bf16 = (
+    score_tile(queries, 2, BF16) for queries in range(1, 5)
+)
+_value_1, _value_2, _value_4, _value_8 = (value_tile(vectors, F32) for vectors in (1, 2, 4, 8))
+_value_1_bf16, _value_2_bf16, _value_4_bf16, _value_8_bf16 = (
+    value_tile(vectors, BF16) for vectors in (1, 2, 4, 8)
+)
 
 
 @njit
-def store_key_value(key, value, head_dim, keys, values, value_stride, slot):
-    """Put one position's key and value into a page's arrays."""
-    target = keys + 4 * ((slot // GROUP) * GROUP * head_dim + slot % GROUP)
+def item_size(kind):
+    """Bytes of a number in the cache."""
+    return 2 if kind == BF16 else 4
+
+
+@njit
+def vector_padded(n):
+    """Numbers in whole vectors of 8."""
+    return (n + 7) & -8
+
+
+@njit
+def _key_address(keys, kind, head_dim, slot):
+    """Where the first element of a key lies; the next is GROUP numbers further on."""
+    return keys + item_size(kind) * ((slot // GROUP) * GROUP * head_dim + slot % GROUP)
+
+
+@njit
+def store_key_value(key, value, head_dim, kind, keys, values, slot):
+    """Put one position's float32 key and value into a page's arrays."""
+    target = _key_address(keys, kind, head_dim, slot)
+    row = values + slot * item_size(kind) * vector_padded(head_dim)
     for d in range(head_dim):
-        store_f32(target + 4 * GROUP * d, load_f32(key + 4 * d))
-        store_f32(values + slot * value_stride + 4 * d, load_f32(value + 4 * d))
+        if kind == BF16:
+            store_u16(target + 2 * GROUP * d, nearest_bfloat16(load_f32(key + 4 * d)))
+            store_u16(row + 2 * d, nearest_bfloat16(load_f32(value + 4 * d)))
+        else:
+            store_f32(target + 4 * GROUP * d, load_f32(key + 4 * d))
+            store_f32(row + 4 * d, load_f32(value + 4 * d))
 
 
 @njit
-def copy_key_value(keys, values, slot, to_keys, to_values, to_slot, head_dim, value_stride):
+def copy_key_value(keys, values, slot, to_keys, to_values, to_slot, head_dim, kind):
     """Copy one position from a page's arrays to another's, or to another slot."""
-    source = keys + 4 * ((slot // GROUP) * GROUP * head_dim + slot % GROUP)
-    target = to_keys + 4 * ((to_slot // GROUP) * GROUP * head_dim + to_slot % GROUP)
+    size = item_size(kind)
+    source = _key_address(keys, kind, head_dim, slot)
+    target = _key_address(to_keys, kind, head_dim, to_slot)
+    stride = size * vector_padded(head_dim)
+    row, to_row = values + slot * stride, to_values + to_slot * stride
     for d in range(head_dim):
-        store_f32(target + 4 * GROUP * d, load_f32(source + 4 * GROUP * d))
-        store_f32(
-            to_values + to_slot * value_stride + 4 * d,
-            load_f32(values + slot * value_stride + 4 * d),
-        )
+        if kind == BF16:
+            store_u16(target + 2 * GROUP * d, load_u16(source + 2 * GROUP * d))
+            store_u16(to_row + 2 * d, load_u16(row + 2 * d))
+        else:
+            store_f32(target + 4 * GROUP * d, load_f32(source + 4 * GROUP * d))
+            store_f32(to_row + 4 * d, load_f32(row + 4 * d))
 
 
 @njit
-def scores(queries, q, q_stride, keys, head_dim, count, out, out_stride):
-    """Unscaled scores of all queries with the first ``count`` keys of a block, 16 at a time."""
+def scores(queries, q, q_stride, kind, keys, head_dim, count, out, out_stride):
+    """Unscaled scores of all queries with the first ``count`` keys of a block, 16 at a time.
+
+    Meanwhile the next keys are fetched, and with them the same share of the block's values,
+    which lie behind its keys.
+    """
+    size = item_size(kind) * GROUP * head_dim  # of 8 keys
     for group in range(0, (count + 7) // 8, 2):
-        k = keys + 4 * group * GROUP * head_dim
+        k = keys + group * size
         target = out + 4 * GROUP * group
-        done = 0
-        while done < queries:
+        ahead, values = k + 2 * size, k + BLOCK // GROUP * size
+        for done in range(0, queries, 4):
             source, to = q + done * q_stride, target + done * out_stride
             left = queries - done
-            if left >= 4:
-                _score_4x2(source, q_stride, k, head_dim, to, out_stride)
+            if kind == BF16:
+                if left >= 4:
+                    _score_4x2_bf16(source, q_stride, k, head_dim, to, out_stride, ahead, values)
+                elif left == 3:
+                    _score_3x2_bf16(source, q_stride, k, head_dim, to, out_stride, ahead, values)
+                elif left == 2:
+                    _score_2x2_bf16(source, q_stride, k, head_dim, to, out_stride, ahead, values)
+                else:
+                    _score_1x2_bf16(source, q_stride, k, head_dim, to, out_stride, ahead, values)
+            elif left >= 4:
+                _score_4x2(source, q_stride, k, head_dim, to, out_stride, ahead, values)
             elif left == 3:
-                _score_3x2(source, q_stride, k, head_dim, to, out_stride)
+                _score_3x2(source, q_stride, k, head_dim, to, out_stride, ahead, values)
             elif left == 2:
-                _score_2x2(source, q_stride, k, head_dim, to, out_stride)
+                _score_2x2(source, q_stride, k, head_dim, to, out_stride, ahead, values)
             else:
-                _score_1x2(source, q_stride, k, head_dim, to, out_stride)
-            done += 4
+                _score_1x2(source, q_stride, k, head_dim, to, out_stride, ahead, values)
 
 
 @njit
@@ -356,21 +452,37 @@ def exponentials(row, count, scale):
 
 
 @njit
-def weighted_values(weights, values, value_stride, count, out):
-    """The sum of ``count`` value rows, each times its weight."""
-    vectors = value_stride // 32
+def weighted_values(weights, kind, values, vectors, count, out):
+    """The sum of ``count`` value rows of 8 x ``vectors`` numbers, each times its weight."""
+    size = 8 * item_size(kind)
+    stride = vectors * size
     part = 0
-    while vectors - part >= 8:
-        _value_8(weights, values + 32 * part, value_stride, count, out + 32 * part)
-        part += 8
-    if vectors - part >= 4:
-        _value_4(weights, values + 32 * part, value_stride, count, out + 32 * part)
-        part += 4
-    if vectors - part >= 2:
-        _value_2(weights, values + 32 * part, value_stride, count, out + 32 * part)
-        part += 2
-    if vectors - part == 1:
-        _value_1(weights, values + 32 * part, value_stride, count, out + 32 * part)
+    while part < vectors:
+        at, to, left = values + part * size, out + 32 * part, vectors - part
+        if left >= 8:
+            if kind == BF16:
+                _value_8_bf16(weights, at, stride, count, to)
+            else:
+                _value_8(weights, at, stride, count, to)
+            part += 8
+        elif left >= 4:
+            if kind == BF16:
+                _value_4_bf16(weights, at, stride, count, to)
+            else:
+                _value_4(weights, at, stride, count, to)
+            part += 4
+        elif left >= 2:
+            if kind == BF16:
+                _value_2_bf16(weights, at, stride, count, to)
+            else:
+                _value_2(weights, at, stride, count, to)
+            part += 2
+        else:
+            if kind == BF16:
+                _value_1_bf16(weights, at, stride, count, to)
+            else:
+                _value_1(weights, at, stride, count, to)
+            part += 1
 
 
 @njit
@@ -402,18 +514,14 @@ def copy_floats(source, target, count):
 
 
 @njit
-def gather_block(
-    first, count, prefix, path, pages, offset, head_dim, value_stride, out_keys, out_values
-):
+def gather_block(first, count, prefix, path, pages, offset, head_dim, kind, out_keys, out_values):
     """Lay out the keys and values of a tree node's positions as in a page.
 
     Positions below ``prefix`` lie in their own slot, position prefix + i in slot ``path[i]``.
     """
-    size = 4 * BLOCK * head_dim
+    size = item_size(kind) * BLOCK * head_dim
     for i in range(count):
         position = first + i
         slot = position if position < prefix else load_i64(path + 8 * (position - prefix))
         keys = load_i64(pages + 8 * (slot // BLOCK)) + offset
-        copy_key_value(
-            keys, keys + size, slot % BLOCK, out_keys, out_values, i, head_dim, value_stride
-        )
+        copy_key_value(keys, keys + size, slot % BLOCK, out_keys, out_values, i, head_dim, kind)

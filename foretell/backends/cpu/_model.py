@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from foretell.backends.cpu import _pass as at
 from foretell.backends.cpu._buffers import Buffers
 from foretell.backends.cpu._checkpoint import Checkpoint, open_checkpoint
 from foretell.backends.cpu._config import rope_inverse_frequencies
+from foretell.backends.cpu._formats import BF16, F32
 from foretell.backends.cpu._pool import Pool, default_threads
-from foretell.backends.cpu._session import CpuSession, page_type
-from foretell.backends.cpu._weights import KINDS, Weights, aligned_empty
+from foretell.backends.cpu._session import CACHE_TYPES, CpuSession, page_type
+from foretell.backends.cpu._weights import DTYPES, Weights, aligned_empty
 
 MAX_THREADS = 256
 
@@ -32,18 +34,28 @@ def load(
     threads: int | None = None,
     tokenizer: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
+    cache_dtype: str = "float32",
 ) -> CpuModel:
     """Load a model: "demo", a Hugging Face folder, a GGUF file or a hub id.
 
-    ``dtype`` is the type the weights are kept in, "float32" or "bfloat16"; activations are
-    float32. ``threads``: one per usable core by default. ``progress`` is called with notes about
-    what takes a while. Raises ModelError (and its kinds), InsufficientMemoryError, OptionError.
+    ``dtype`` is how the weights are kept: "float32", "bfloat16", "int8" (groups of 32 with a scale
+    each) or "native" (as the file has them; a GGUF file's own blocks, computed with as if they
+    were float32, to the bit). Activations are float32; ``cache_dtype`` is "float32" or
+    "bfloat16", for keys and values. ``threads``: one per usable core by default. ``progress`` is
+    called with notes about what takes a while. Raises ModelError (and its kinds),
+    InsufficientMemoryError, OptionError.
     """
     check_threads(threads)
-    if dtype not in KINDS:
-        raise OptionError(f"dtype is {dtype!r}; use {' or '.join(map(repr, KINDS))}")
+    check_choice("dtype", dtype, DTYPES)
+    check_choice("cache_dtype", cache_dtype, tuple(CACHE_TYPES))
     checkpoint = open_checkpoint(source, tokenizer=tokenizer, progress=progress)
-    return CpuModel(checkpoint, dtype, threads, progress)
+    return CpuModel(checkpoint, dtype, threads, progress, cache_dtype)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise OptionError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise OptionError(f"{name} is {value!r}; use {' or '.join(map(repr, choices))}")
 
 
 def check_threads(threads: int | None) -> None:
@@ -65,6 +77,7 @@ class CpuModel(Model):
         dtype: str = "float32",
         threads: int | None = None,
         progress: Callable[[str], None] | None = None,
+        cache_dtype: str = "float32",
     ) -> None:
         config = checkpoint.config
         self.config = config
@@ -75,13 +88,17 @@ class CpuModel(Model):
         self.dtype = dtype
         self.threads = threads or default_threads()
         self.weights = Weights(checkpoint, dtype, progress)
-        self.page_type = page_type(config.num_layers, config.num_kv_heads, config.head_dim)
+        self.cache_dtype = cache_dtype
+        self.page_type = page_type(
+            config.num_layers, config.num_kv_heads, config.head_dim, cache_dtype
+        )
         self._run_pass = at.run_pass.prepare(progress)
         self._inverse_frequencies = rope_inverse_frequencies(config)
         self._cos = self._sin = aligned_empty((0, config.head_dim // 2), np.float32)
         self._pool = Pool(self.threads)
         self._buffers = Buffers(config, self.threads)
         self._lock = threading.Lock()
+        self._profile: npt.NDArray[np.int64] | None = None
         _reset_lock_in_child(self)
 
     def new_session(self) -> CpuSession:
@@ -116,6 +133,18 @@ class CpuModel(Model):
                 session.add(len(part.tokens), part.parents)
         return batch.output(rows, logits, hidden)
 
+    @contextmanager
+    def profile(self) -> Iterator[dict[str, float]]:
+        """Where the time of the passes inside goes: shares of each part, filled at the end."""
+        shares: dict[str, float] = {}
+        counts = self._profile = np.zeros(len(at.PARTS_OF_A_PASS), np.int64)
+        try:
+            yield shares
+        finally:
+            self._profile = None
+            total = max(1, int(counts.sum()))
+            shares.update(zip(at.PARTS_OF_A_PASS, (counts / total).tolist(), strict=True))
+
     def _run(
         self,
         batch: Batch,
@@ -137,6 +166,7 @@ class CpuModel(Model):
         for layer, states in hidden.items():
             hidden_out[layer] = states[start:].ctypes.data
         p[at.ROWS] = stop - start
+        p[at.THREADS] = self.threads
         p[at.NUM_LAYERS] = config.num_layers
         p[at.HIDDEN] = config.hidden_size
         p[at.INTERMEDIATE] = config.intermediate_size
@@ -152,7 +182,8 @@ class CpuModel(Model):
         p[at.EMBEDDING] = weights.embedding
         p[at.FINAL_NORM] = weights.final_norm
         p[at.HEAD] = weights.head
-        p[at.EMBEDDING_KIND] = p[at.HEAD_KIND] = weights.kind
+        p[at.EMBEDDING_KIND], p[at.HEAD_KIND] = weights.embedding_kind, weights.head_kind
+        p[at.CACHE_KIND] = BF16 if self.cache_dtype == "bfloat16" else F32
         for parameter, array in (
             (at.COUNTERS, counters),
             (at.TOKENS, batch.tokens[start:]),
@@ -169,6 +200,8 @@ class CpuModel(Model):
             (at.HIDDEN_OUT, hidden_out),
         ):
             p[parameter] = array.ctypes.data
+        if self._profile is not None:
+            p[at.PROFILE] = self._profile.ctypes.data
         self._buffers.fill(p)
         # A late thread looks at these when the pass is long over; the rest it leaves alone.
         self._pool.run(self._run_pass, p, (counters, hidden_out, weights))

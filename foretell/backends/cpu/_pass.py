@@ -20,21 +20,26 @@ from foretell.backends.cpu._kernels import (
     copy_floats,
     exponentials,
     gather_block,
+    item_size,
     linear,
     load_row,
     merge_block,
+    padded,
     rms_norm,
     rms_norm_in_place,
     rotate,
     scores,
     silu_times,
     store_key_value,
+    vector_padded,
     weight_row_bytes,
     weighted_values,
 )
 from foretell.backends.cpu._simd import (
     atomic_add,
     atomic_load,
+    atomic_replace,
+    cycles,
     div8,
     give_way,
     load8,
@@ -44,11 +49,13 @@ from foretell.backends.cpu._simd import (
     splat8,
     store8,
     store_f32,
+    store_i64,
 )
 
 # What a pass is told, as positions in one int64 array: sizes, then addresses.
 (
     ROWS,  # rows in this pass
+    THREADS,
     NUM_LAYERS,
     HIDDEN,
     INTERMEDIATE,
@@ -57,6 +64,7 @@ from foretell.backends.cpu._simd import (
     HEAD_DIM,
     VOCAB,
     EPSILON,  # bits of a float32
+    CACHE_KIND,  # how keys and values are stored
     NUM_WANTED,  # rows whose logits are wanted
     NUM_JOBS,  # attention jobs, see below
     PARTS,  # partial results a row and head has room for: 1, or one for every block
@@ -87,10 +95,11 @@ from foretell.backends.cpu._simd import (
     PARTIALS,  # (rows, heads, parts, padded head_dim + 8)
     LOGITS,  # (num_wanted, vocab)
     HIDDEN_OUT,  # (num_layers,) where to put a layer's output, 0: nowhere
+    PROFILE,  # (NUM_PARTS,) processor cycles each part of a pass took; 0: not wanted
     SCRATCH,  # scratch of thread 0
     SCRATCH_SIZE,  # bytes from one thread's scratch to the next's
     NUM_PARAMETERS,
-) = range(42)
+) = range(45)
 
 # Columns of the table of weights: addresses, and for matrices how they are stored.
 (
@@ -122,21 +131,58 @@ from foretell.backends.cpu._simd import (
     LAYER_WIDTH,
 ) = range(26)
 
+# What ``PROFILE`` counts, each with the wait for the other threads.
+PARTS_OF_A_PASS = (
+    "embedding",
+    "norms",
+    "queries, keys, values",
+    "rotary and cache",
+    "attention",
+    "combining blocks",
+    "attention output",
+    "gate and up",
+    "down",
+    "head",
+)
+_EMBEDDING, _NORMS, _QKV, _ROTARY, _ATTENTION, _COMBINING, _OUTPUT, _GATE_UP, _DOWN, _HEAD = range(
+    len(PARTS_OF_A_PASS)
+)
+
 PHASES_PER_LAYER = 10
 COUNTER_BYTES = 128  # a cache line for taking, one for finishing
 JOB_ROWS = 8  # most rows of an attention job
-CHUNK_BYTES = 80_000  # weights in a chunk of a linear layer
+OUTPUTS_AT_LEAST = 16  # a thread's smallest share of a layer; a multiple of 8, so that no vector
+# of results belongs to two threads
 SPINS = 2000  # looks at a counter before giving way to other threads
 
 
 @njit
 def _take(counter):
+    """The next chunk of a phase, counted one by one."""
     return atomic_add(counter, 1)
 
 
 @njit
-def _finish(counter):
-    atomic_add(counter + 64, 1)
+def _take_outputs(p, counter, n):
+    """The next outputs of a linear layer, from .. to; none are left where both are n.
+
+    Large shares first, small ones at the end: a thread rarely waits for another, and reads long
+    runs of weights, which it fetches ahead.
+    """
+    first = atomic_load(counter)
+    while first < n:
+        share = (n - first) // (2 * p[THREADS]) & -8
+        last = min(n, first + max(OUTPUTS_AT_LEAST, share))
+        found = atomic_replace(counter, first, last)
+        if found == first:
+            return first, last
+        first = found
+    return n, n
+
+
+@njit
+def _finish(counter, done):
+    atomic_add(counter + 64, done)
 
 
 @njit
@@ -152,48 +198,30 @@ def _wait(counter, chunks):
 
 
 @njit
-def _chunk_outputs(kind, k, outputs):
-    """Outputs in a chunk: few enough to share, many enough to be worth taking.
-
-    A multiple of 8, so that no vector of results belongs to two chunks.
-    """
-    share = max(1, outputs // 8) if outputs < 1024 else outputs // 16
-    count = min(CHUNK_BYTES // weight_row_bytes(kind, k), share)
-    return max(8, count & -8)
-
-
-@njit
-def _padded(n):
-    return (n + 7) & -8
-
-
-@njit
-def _linear_phase(p, counter, x, k, kind, w, bias, n, out, out_stride, scratch, residual):
-    """out = x @ w.T + bias, and x_residual += out where ``residual`` is its address."""
-    rows = p[ROWS]
-    size = _chunk_outputs(kind, k, n)
-    chunks = (n + size - 1) // size
-    c = _take(counter)
-    while c < chunks:
-        first = c * size
-        last = min(n, first + size)
-        linear(rows, x, 4 * _padded(k), kind, w, k, first, last, out, out_stride, scratch)
-        add_bias(rows, out, out_stride, bias, first, last)
-        if residual != 0:
-            add_residual(rows, out, out_stride, residual, 4 * _padded(p[HIDDEN]), first, last)
-        _finish(counter)
-        c = _take(counter)
-    _wait(counter, chunks)
+def _linear_phase(p, counter, layer, which, x, k, scratch):
+    """Project x back to the residual stream with the layer's ``which``-th matrix, and add it."""
+    rows, n = p[ROWS], p[HIDDEN]
+    kind, w = load_i64(layer + 8 * (Q_KIND + which)), load_i64(layer + 8 * (Q_W + which))
+    bias = load_i64(layer + 8 * (Q_BIAS + which))
+    out, stride = p[PROJECTED], 4 * padded(n)
+    first, last = _take_outputs(p, counter, n)
+    while first < n:
+        linear(rows, x, 4 * padded(k), kind, w, k, first, last, out, stride, scratch)
+        add_bias(rows, out, stride, bias, first, last)
+        add_residual(rows, out, stride, p[X], stride, first, last)
+        _finish(counter, last - first)
+        first, last = _take_outputs(p, counter, n)
+    _wait(counter, n)
 
 
 @njit
 def _norm_phase(p, counter, weight, epsilon):
     hidden, rows = p[HIDDEN], p[ROWS]
-    stride = 4 * _padded(hidden)
+    stride = 4 * padded(hidden)
     c = _take(counter)
     while c < rows:
         rms_norm(p[X] + c * stride, weight, p[NORMED] + c * stride, hidden, epsilon)
-        _finish(counter)
+        _finish(counter, 1)
         c = _take(counter)
     _wait(counter, rows)
 
@@ -202,32 +230,35 @@ def _norm_phase(p, counter, weight, epsilon):
 def _qkv_phase(p, counter, layer, scratch):
     """Queries, keys and values side by side in one row."""
     rows, hidden = p[ROWS], p[HIDDEN]
-    x, x_stride = p[NORMED], 4 * _padded(hidden)
+    x, x_stride = p[NORMED], 4 * padded(hidden)
     q_size, kv_size = p[HEADS] * p[HEAD_DIM], p[KV_HEADS] * p[HEAD_DIM]
     out_stride = 4 * (q_size + 2 * kv_size)
-    size = _chunk_outputs(load_i64(layer + 8 * Q_KIND), hidden, q_size)
-    q_chunks = (q_size + size - 1) // size
-    kv_chunks = (kv_size + size - 1) // size
-    chunks = q_chunks + 2 * kv_chunks
-    c = _take(counter)
-    while c < chunks:
-        if c < q_chunks:
-            which, index, n, out = 0, c, q_size, p[QKV]
-        elif c < q_chunks + kv_chunks:
-            which, index, n, out = 1, c - q_chunks, kv_size, p[QKV] + 4 * q_size
-        else:
-            which, index, n = 2, c - q_chunks - kv_chunks, kv_size
-            out = p[QKV] + 4 * (q_size + kv_size)
-        first = index * size
-        last = min(n, first + size)
-        w = load_i64(layer + 8 * (Q_W + which))
-        kind = load_i64(layer + 8 * (Q_KIND + which))
-        linear(rows, x, x_stride, kind, w, hidden, first, last, out, out_stride, scratch)
-        bias = load_i64(layer + 8 * (Q_BIAS + which))
-        add_bias(rows, out, out_stride, bias, first, last)
-        _finish(counter)
-        c = _take(counter)
-    _wait(counter, chunks)
+    total = q_size + 2 * kv_size
+    first, last = _take_outputs(p, counter, total)
+    while first < total:
+        done = last - first
+        start = 0
+        for which in range(3):  # the part of the share in each of the three matrices
+            n = q_size if which == 0 else kv_size
+            low, high = max(first, start) - start, min(last, start + n) - start
+            if low < high:
+                out = p[QKV] + 4 * start
+                w = load_i64(layer + 8 * (Q_W + which))
+                kind = load_i64(layer + 8 * (Q_KIND + which))
+                bias = load_i64(layer + 8 * (Q_BIAS + which))
+                linear(rows, x, x_stride, kind, w, hidden, low, high, out, out_stride, scratch)
+                add_bias(rows, out, out_stride, bias, low, high)
+            start += n
+        _finish(counter, done)
+        first, last = _take_outputs(p, counter, total)
+    _wait(counter, total)
+
+
+@njit
+def _head_bytes(p):
+    """One key head's share of a page and layer."""
+    numbers = p[HEAD_DIM] + vector_padded(p[HEAD_DIM])
+    return item_size(p[CACHE_KIND]) * BLOCK * numbers
 
 
 @njit
@@ -236,9 +267,9 @@ def _rotary_phase(p, counter, layer, layer_offset, epsilon):
     rows, heads, kv_heads, head_dim = p[ROWS], p[HEADS], p[KV_HEADS], p[HEAD_DIM]
     row_stride = 4 * (heads + 2 * kv_heads) * head_dim
     half = head_dim // 2
-    value_stride = 4 * _padded(head_dim)
-    key_size = 4 * BLOCK * head_dim
-    head_size = key_size + BLOCK * value_stride
+    kind = p[CACHE_KIND]
+    key_size = item_size(kind) * BLOCK * head_dim
+    head_size = _head_bytes(p)
     q_norm, k_norm = load_i64(layer + 8 * Q_NORM), load_i64(layer + 8 * K_NORM)
     c = _take(counter)
     while c < rows:
@@ -257,8 +288,8 @@ def _rotary_phase(p, counter, layer, layer_offset, epsilon):
             key = row + 4 * (heads + head) * head_dim
             value = row + 4 * (heads + kv_heads + head) * head_dim
             keys = page + head * head_size
-            store_key_value(key, value, head_dim, keys, keys + key_size, value_stride, slot % BLOCK)
-        _finish(counter)
+            store_key_value(key, value, head_dim, kind, keys, keys + key_size, slot % BLOCK)
+        _finish(counter, 1)
         c = _take(counter)
     _wait(counter, rows)
 
@@ -273,9 +304,10 @@ def _attend_block(p, first, last, kv_head, block, keys, values, table, scale):
     group = heads // p[KV_HEADS]
     q_stride = 4 * head_dim
     row_stride = 4 * (heads + 2 * p[KV_HEADS]) * head_dim
-    value_stride = 4 * _padded(head_dim)
-    vectors = value_stride // 32
-    part_size = value_stride + 32
+    kind = p[CACHE_KIND]
+    vectors = vector_padded(head_dim) // 8
+    tail = 32 * vectors
+    part_size = tail + 32
     start = block * BLOCK
     rows = last - first
     count = min(BLOCK, load_i64(p[POSITIONS] + 8 * first) + 1 - start)
@@ -292,6 +324,7 @@ def _attend_block(p, first, last, kv_head, block, keys, values, table, scale):
                 rows,
                 q + g * q_stride,
                 row_stride,
+                kind,
                 keys,
                 head_dim,
                 count,
@@ -304,6 +337,7 @@ def _attend_block(p, first, last, kv_head, block, keys, values, table, scale):
                 group,
                 q + row * row_stride,
                 q_stride,
+                kind,
                 keys,
                 head_dim,
                 count,
@@ -325,9 +359,9 @@ def _attend_block(p, first, last, kv_head, block, keys, values, table, scale):
             state = p[PARTIALS] + slot * part_size
             fold = p[PARTS] == 1 and block > 0
             target = result if fold else state
-            weighted_values(weights, values, value_stride, own, target)
-            store_f32(target + value_stride, highest)
-            store_f32(target + value_stride + 4, total)
+            weighted_values(weights, kind, values, vectors, own, target)
+            store_f32(target + tail, highest)
+            store_f32(target + tail + 4, total)
             if fold:
                 merge_block(state, result, vectors)
 
@@ -339,10 +373,9 @@ def _attention_phase(p, counter, layer_offset, scratch):
     A job is some rows of one session and either a single block, whose results are folded later
     in order, or all blocks from the first, folded as they come: the same sums either way.
     """
-    kv_heads, head_dim = p[KV_HEADS], p[HEAD_DIM]
-    value_stride = 4 * _padded(head_dim)
-    key_size = 4 * BLOCK * head_dim
-    head_size = key_size + BLOCK * value_stride
+    kv_heads, head_dim, kind = p[KV_HEADS], p[HEAD_DIM], p[CACHE_KIND]
+    key_size = item_size(kind) * BLOCK * head_dim
+    head_size = _head_bytes(p)
     scale = np.float32(1.0) / np.sqrt(np.float32(head_dim))
     own_keys, own_values = scratch, scratch + key_size
     table = scratch + head_size
@@ -366,21 +399,13 @@ def _attention_phase(p, counter, layer_offset, scratch):
                     start = block * BLOCK
                     count = min(BLOCK, load_i64(p[POSITIONS] + 8 * row) + 1 - start)
                     gather_block(
-                        start,
-                        count,
-                        prefix,
-                        path,
-                        pages,
-                        offset,
-                        head_dim,
-                        value_stride,
-                        own_keys,
-                        own_values,
-                    )
+                        start, count, prefix, path, pages, offset, head_dim, kind,
+                        own_keys, own_values,
+                    )  # fmt: skip
                     _attend_block(
                         p, row, row + 1, kv_head, block, own_keys, own_values, table, scale
                     )
-        _finish(counter)
+        _finish(counter, 1)
         c = _take(counter)
     _wait(counter, chunks)
 
@@ -389,9 +414,9 @@ def _attention_phase(p, counter, layer_offset, scratch):
 def _combine_phase(p, counter):
     """Fold each row's blocks, left to right, and divide by the sum of the weights."""
     rows, heads, head_dim = p[ROWS], p[HEADS], p[HEAD_DIM]
-    value_stride = 4 * _padded(head_dim)
-    vectors = value_stride // 32
-    part_size = value_stride + 32
+    vectors = vector_padded(head_dim) // 8
+    tail = 32 * vectors
+    part_size = tail + 32
     whole = head_dim & -8
     c = _take(counter)
     while c < rows:
@@ -401,14 +426,14 @@ def _combine_phase(p, counter):
             if p[PARTS] > 1:
                 for block in range(1, blocks):
                     merge_block(state, state + block * part_size, vectors)
-            total = load_f32(state + value_stride + 4)
-            out = p[ATTENTION] + 4 * (c * _padded(heads * head_dim) + head * head_dim)
+            total = load_f32(state + tail + 4)
+            out = p[ATTENTION] + 4 * (c * padded(heads * head_dim) + head * head_dim)
             divisor = splat8(total)
             for d in range(0, whole, 8):
                 store8(out + 4 * d, div8(load8(state + 4 * d), divisor))
             for d in range(whole, head_dim):
                 store_f32(out + 4 * d, load_f32(state + 4 * d) / total)
-        _finish(counter)
+        _finish(counter, 1)
         c = _take(counter)
     _wait(counter, rows)
 
@@ -417,25 +442,21 @@ def _combine_phase(p, counter):
 def _gate_up_phase(p, counter, layer, scratch):
     """gate = silu(x @ gate.T) * (x @ up.T)"""
     rows, hidden, n = p[ROWS], p[HIDDEN], p[INTERMEDIATE]
-    x, x_stride, stride = p[NORMED], 4 * _padded(hidden), 4 * _padded(n)
+    x, x_stride, stride = p[NORMED], 4 * padded(hidden), 4 * padded(n)
     gate_kind, up_kind = load_i64(layer + 8 * GATE_KIND), load_i64(layer + 8 * UP_KIND)
     gate, up = load_i64(layer + 8 * GATE_W), load_i64(layer + 8 * UP_W)
     gate_bias, up_bias = load_i64(layer + 8 * GATE_BIAS), load_i64(layer + 8 * UP_BIAS)
-    size = _chunk_outputs(gate_kind, 2 * hidden, n)
-    chunks = (n + size - 1) // size
-    c = _take(counter)
-    while c < chunks:
-        first = c * size
-        last = min(n, first + size)
+    first, last = _take_outputs(p, counter, n)
+    while first < n:
         linear(rows, x, x_stride, gate_kind, gate, hidden, first, last, p[GATE], stride, scratch)
         add_bias(rows, p[GATE], stride, gate_bias, first, last)
         linear(rows, x, x_stride, up_kind, up, hidden, first, last, p[UP], stride, scratch)
         add_bias(rows, p[UP], stride, up_bias, first, last)
         for row in range(rows):
             silu_times(p[GATE] + row * stride, p[UP] + row * stride, first, last)
-        _finish(counter)
-        c = _take(counter)
-    _wait(counter, chunks)
+        _finish(counter, last - first)
+        first, last = _take_outputs(p, counter, n)
+    _wait(counter, n)
 
 
 @njit
@@ -446,9 +467,9 @@ def _embedding_phase(p, counter):
     c = _take(counter)
     while c < rows:
         token = load_i64(p[TOKENS] + 8 * c)
-        x = p[X] + 4 * c * _padded(hidden)
+        x = p[X] + 4 * c * padded(hidden)
         load_row(kind, p[EMBEDDING] + token * row_bytes, hidden, x)
-        _finish(counter)
+        _finish(counter, 1)
         c = _take(counter)
     _wait(counter, rows)
 
@@ -459,8 +480,8 @@ def _hidden_phase(p, counter, target):
     rows, hidden = p[ROWS], p[HIDDEN]
     c = _take(counter)
     while c < rows:
-        copy_floats(p[X] + 4 * c * _padded(hidden), target + 4 * c * hidden, hidden)
-        _finish(counter)
+        copy_floats(p[X] + 4 * c * padded(hidden), target + 4 * c * hidden, hidden)
+        _finish(counter, 1)
         c = _take(counter)
     _wait(counter, rows)
 
@@ -469,28 +490,35 @@ def _hidden_phase(p, counter, target):
 def _head_phases(p, counter, epsilon, scratch):
     """The final norm of the wanted rows, and their logits."""
     wanted, hidden = p[NUM_WANTED], p[HIDDEN]
-    stride = 4 * _padded(hidden)
+    stride = 4 * padded(hidden)
     c = _take(counter)
     while c < wanted:
         row = load_i64(p[WANTED] + 8 * c)
         rms_norm(p[X] + row * stride, p[FINAL_NORM], p[NORMED] + c * stride, hidden, epsilon)
-        _finish(counter)
+        _finish(counter, 1)
         c = _take(counter)
     _wait(counter, wanted)
     counter += COUNTER_BYTES
     kind, n = p[HEAD_KIND], p[VOCAB]
-    size = _chunk_outputs(kind, hidden, n)
-    chunks = (n + size - 1) // size
-    c = _take(counter)
-    while c < chunks:
-        first = c * size
-        last = min(n, first + size)
+    first, last = _take_outputs(p, counter, n)
+    while first < n:
         linear(
             wanted, p[NORMED], stride, kind, p[HEAD], hidden, first, last, p[LOGITS], 4 * n, scratch
         )
-        _finish(counter)
-        c = _take(counter)
-    _wait(counter, chunks)
+        _finish(counter, last - first)
+        first, last = _take_outputs(p, counter, n)
+    _wait(counter, n)
+
+
+@njit
+def _lap(p, thread, part, since):
+    """Count the cycles since ``since`` for a part of the pass; returns the time now."""
+    if p[PROFILE] == 0 or thread != 0:
+        return since
+    now = cycles()
+    at = p[PROFILE] + 8 * part
+    store_i64(at, load_i64(at) + now - since)
+    return now
 
 
 def _run_pass(p, thread):
@@ -498,54 +526,41 @@ def _run_pass(p, thread):
     scratch = p[SCRATCH] + thread * p[SCRATCH_SIZE]
     epsilon = load_f32(p.ctypes.data + 8 * EPSILON)
     counter = p[COUNTERS]
-    value_stride = 4 * _padded(p[HEAD_DIM])
-    layer_size = p[KV_HEADS] * BLOCK * (4 * p[HEAD_DIM] + value_stride)
-    hidden, hidden_stride = p[HIDDEN], 4 * _padded(p[HIDDEN])
-    q_size = p[HEADS] * p[HEAD_DIM]
+    layer_size = p[KV_HEADS] * _head_bytes(p)
+    time = cycles()
     _embedding_phase(p, counter)
+    time = _lap(p, thread, _EMBEDDING, time)
     counter += COUNTER_BYTES
     for index in range(p[NUM_LAYERS]):
         layer = p[LAYERS] + index * 8 * LAYER_WIDTH
         _norm_phase(p, counter, load_i64(layer + 8 * NORM_1), epsilon)
+        time = _lap(p, thread, _NORMS, time)
         _qkv_phase(p, counter + COUNTER_BYTES, layer, scratch)
+        time = _lap(p, thread, _QKV, time)
         _rotary_phase(p, counter + 2 * COUNTER_BYTES, layer, index * layer_size, epsilon)
+        time = _lap(p, thread, _ROTARY, time)
         _attention_phase(p, counter + 3 * COUNTER_BYTES, index * layer_size, scratch)
+        time = _lap(p, thread, _ATTENTION, time)
         _combine_phase(p, counter + 4 * COUNTER_BYTES)
+        time = _lap(p, thread, _COMBINING, time)
+        attention_width = p[HEADS] * p[HEAD_DIM]
         _linear_phase(
-            p,
-            counter + 5 * COUNTER_BYTES,
-            p[ATTENTION],
-            q_size,
-            load_i64(layer + 8 * O_KIND),
-            load_i64(layer + 8 * O_W),
-            load_i64(layer + 8 * O_BIAS),
-            hidden,
-            p[PROJECTED],
-            hidden_stride,
-            scratch,
-            p[X],
+            p, counter + 5 * COUNTER_BYTES, layer, 3, p[ATTENTION], attention_width, scratch
         )
+        time = _lap(p, thread, _OUTPUT, time)
         _norm_phase(p, counter + 6 * COUNTER_BYTES, load_i64(layer + 8 * NORM_2), epsilon)
+        time = _lap(p, thread, _NORMS, time)
         _gate_up_phase(p, counter + 7 * COUNTER_BYTES, layer, scratch)
-        _linear_phase(
-            p,
-            counter + 8 * COUNTER_BYTES,
-            p[GATE],
-            p[INTERMEDIATE],
-            load_i64(layer + 8 * DOWN_KIND),
-            load_i64(layer + 8 * DOWN_W),
-            load_i64(layer + 8 * DOWN_BIAS),
-            hidden,
-            p[PROJECTED],
-            hidden_stride,
-            scratch,
-            p[X],
-        )
+        time = _lap(p, thread, _GATE_UP, time)
+        _linear_phase(p, counter + 8 * COUNTER_BYTES, layer, 6, p[GATE], p[INTERMEDIATE], scratch)
+        time = _lap(p, thread, _DOWN, time)
         hidden_out = load_i64(p[HIDDEN_OUT] + 8 * index)
         if hidden_out != 0:
             _hidden_phase(p, counter + 9 * COUNTER_BYTES, hidden_out)
         counter += PHASES_PER_LAYER * COUNTER_BYTES
+    time = cycles()
     _head_phases(p, counter, epsilon, scratch)
+    _lap(p, thread, _HEAD, time)
 
 
 run_pass = Kernel(_run_pass, types.void(types.int64[::1], types.int64))

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from foretell.backends.cpu._model import CpuModel
 
 
-def page_type(layers: int, kv_heads: int, head_dim: int) -> np.dtype[Any]:
+CACHE_TYPES = {"float32": np.float32, "bfloat16": np.uint16}
+
+
+def page_type(layers: int, kv_heads: int, head_dim: int, dtype: str) -> np.dtype[Any]:
     """The layout of a page: see ``_kernels``. Values are padded to whole vectors of 8."""
+    item = CACHE_TYPES[dtype]
     padded = (head_dim + 7) // 8 * 8
     head = np.dtype(
         [
-            ("keys", np.float32, (BLOCK // GROUP, head_dim, GROUP)),
-            ("values", np.float32, (BLOCK, padded)),
+            ("keys", item, (BLOCK // GROUP, head_dim, GROUP)),
+            ("values", item, (BLOCK, padded)),
         ]
     )
     return np.dtype((head, (layers, kv_heads)))
@@ -95,13 +99,20 @@ class CpuSession(Session):
         for page in self._pages:
             keys.append(page["keys"].swapaxes(-1, -2).reshape(*shape[:2], BLOCK, shape[3]))
             values.append(page["values"][..., : shape[3]])
-        return (
-            np.concatenate(keys, axis=2)[:, :, : self._length],
-            np.concatenate(values, axis=2)[:, :, : self._length],
-        )
+        return self._joined(keys), self._joined(values)
+
+    def _joined(self, parts: list[npt.NDArray[Any]]) -> FloatArray:
+        whole = np.concatenate([_as_float32(part) for part in parts], axis=2, dtype=np.float32)
+        return whole[:, :, : self._length]
 
     def _move(self, source: int, target: int) -> None:
         there, here = self._pages[source // BLOCK], self._pages[target // BLOCK]
         a, b = source % BLOCK, target % BLOCK
         here["keys"][..., b // GROUP, :, b % GROUP] = there["keys"][..., a // GROUP, :, a % GROUP]
         here["values"][..., b, :] = there["values"][..., a, :]
+
+
+def _as_float32(numbers: npt.NDArray[Any]) -> FloatArray:
+    if numbers.dtype == np.uint16:  # the bits of bfloat16
+        return (numbers.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return numbers

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
-from foretell._errors import InsufficientMemoryError
+from foretell._errors import CorruptModelError, InsufficientMemoryError
 from foretell.backends.cpu import _pass as at
 from foretell.backends.cpu._checkpoint import Checkpoint
-from foretell.backends.cpu._config import DecoderConfig
-from foretell.backends.cpu._layout import EMBEDDING, HEAD, expected_tensors
-from foretell.backends.cpu._simd import BF16, F32
+from foretell.backends.cpu._formats import (
+    BF16,
+    F16,
+    F32,
+    FORMATS,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    row_bytes,
+)
+from foretell.backends.cpu._layout import EMBEDDING, HEAD
+from foretell.backends.cpu._tensor import TensorSource
 
-KINDS = {"float32": F32, "bfloat16": BF16}
-_ITEM_SIZE = {"float32": 4, "bfloat16": 2}
+DTYPES = ("float32", "bfloat16", "int8", "native")
 _ROWS_AT_ONCE = 1024  # rows decoded at a time, which bounds what loading needs above the weights
 _ALIGNMENT = 64  # a cache line: vectors then never straddle two
 
@@ -39,7 +51,10 @@ _VECTORS = (
 
 
 class Weights:
-    """All tensors of a decoder in ``dtype``; vectors (norms, biases) stay in float32.
+    """All tensors of a decoder; vectors (norms, biases) stay in float32.
+
+    ``dtype``: "float32"; "bfloat16", rounded to nearest; "int8", groups of 32 with a scale of
+    their own (GGUF's Q8_0, made here); or "native", each matrix in its file's own format.
 
     Raises InsufficientMemoryError before reading anything.
     """
@@ -47,12 +62,13 @@ class Weights:
     def __init__(
         self, checkpoint: Checkpoint, dtype: str, progress: Callable[[str], None] | None = None
     ) -> None:
-        self.kind = KINDS[dtype]
-        self.num_bytes = weight_bytes(checkpoint.config, dtype)
+        plans = {name: _plan(source, dtype) for name, source in checkpoint.tensors.items()}
+        self.num_bytes = sum(plan.size for plan in plans.values())
         _check_memory(self.num_bytes, dtype, checkpoint.source)
         if progress is not None:
             progress(f"reading {self.num_bytes / 1e6:.0f} MB of {dtype} weights")
-        self._arrays = _read_all(checkpoint, self.kind)
+        self._arrays = _read_all(plans)
+        self._kinds = {name: plan.kind for name, plan in plans.items()}
         self.layers = np.zeros((checkpoint.config.num_layers, at.LAYER_WIDTH), dtype=np.int64)
         for index, row in enumerate(self.layers):
             prefix = f"model.layers.{index}."
@@ -60,24 +76,17 @@ class Weights:
                 row[column] = self.address(f"{prefix}{name}.weight")
             for name, column, kind, bias in _MATRICES:
                 row[column] = self.address(f"{prefix}{name}.weight")
-                row[kind] = self.kind
+                row[kind] = self._kinds[f"{prefix}{name}.weight"]
                 row[bias] = self.address(f"{prefix}{name}.bias")
-        self.embedding = self.address(EMBEDDING)
-        self.head = self.address(HEAD) or self.embedding
+        head = HEAD if HEAD in self._arrays else EMBEDDING
+        self.embedding, self.embedding_kind = self.address(EMBEDDING), self._kinds[EMBEDDING]
+        self.head, self.head_kind = self.address(head), self._kinds[head]
         self.final_norm = self.address("model.norm.weight")
 
     def address(self, name: str) -> int:
         """Where a tensor lies, 0 if there is none."""
         array = self._arrays.get(name)
         return 0 if array is None else int(array.ctypes.data)
-
-
-def weight_bytes(config: DecoderConfig, dtype: str) -> int:
-    """Memory the weights take in ``dtype``."""
-    shapes = expected_tensors(config).values()
-    return sum(
-        int(np.prod(shape)) * (_ITEM_SIZE[dtype] if len(shape) == 2 else 4) for shape in shapes
-    )
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -95,44 +104,138 @@ def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return rounded.astype(np.uint16)
 
 
-def _read_all(checkpoint: Checkpoint, kind: int) -> dict[str, npt.NDArray[Any]]:
+def to_q8_0(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Rows as GGUF's Q8_0: groups of 32 signed bytes, each with its scale, the largest / 127.
+
+    The scale is rounded to half precision first and the numbers divided by what it became. A
+    last group is filled up with zeros; a group of zeros has the scale 0.
+    """
+    rows, width = values.shape
+    groups = -(-width // 32)
+    if width % 32:
+        values = np.pad(values, ((0, 0), (0, groups * 32 - width)))
+    values = values.reshape(rows, groups, 32)
+    scale = (np.abs(values).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float16)
+    divisor = scale.astype(np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quants = np.where(divisor > 0, np.rint(values / divisor), 0).clip(-127, 127)
+    blocks = np.empty((rows, groups, 34), np.uint8)
+    blocks[..., :2] = scale.view(np.uint8)
+    blocks[..., 2:] = quants.astype(np.int8).view(np.uint8)
+    return blocks.reshape(rows, groups * 34)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a tensor will lie in memory."""
+
+    source: TensorSource
+    kind: int
+    dtype: npt.DTypeLike
+    shape: tuple[int, ...]
+    convert: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]] | None
+    """From float32 rows; None takes the stored bytes as they are."""
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+
+_STORED_KINDS = {
+    "F16": F16,
+    "BF16": BF16,
+    "Q8_0": Q8_0,
+    "Q4_0": Q4_0,
+    "Q4_1": Q4_1,
+    "Q4_K": Q4_K,
+    "Q5_K": Q5_K,
+    "Q6_K": Q6_K,
+}
+_HALF_AT = {  # where a block's half-precision numbers lie
+    Q8_0: slice(0, 2),
+    Q4_0: slice(0, 2),
+    Q4_1: slice(0, 4),
+    Q4_K: slice(0, 4),
+    Q5_K: slice(0, 4),
+    Q6_K: slice(208, 210),
+}
+
+
+def _plan(source: TensorSource, dtype: str) -> _Plan:
+    if len(source.shape) == 1:  # padded with zeros to whole vectors of 8
+        return _Plan(source, F32, np.float32, ((source.shape[0] + 7) // 8 * 8,), _same)
+    rows, width = source.shape
+    if dtype == "bfloat16":
+        return _Plan(source, BF16, np.uint16, source.shape, to_bfloat16)
+    if dtype == "int8":
+        shape = (rows, row_bytes(Q8_0, width))
+        return _Plan(source, Q8_0, np.uint8, shape, to_q8_0)
+    kind = _STORED_KINDS.get(source.dtype_name) if dtype == "native" else None
+    if kind is None:  # also where there is no kernel for a format: exact, only larger
+        return _Plan(source, F32, np.float32, source.shape, _same)
+    return _Plan(source, kind, np.uint8, (rows, row_bytes(kind, width)), None)
+
+
+def _same(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return values
+
+
+def _read_all(plans: Mapping[str, _Plan]) -> dict[str, npt.NDArray[Any]]:
     """Every tensor, one behind the other in one block of memory.
 
     One large block, because the system backs it with large pages; in many small ones a step
     spends a third of its time looking up addresses.
     """
-    places: dict[str, tuple[int, int]] = {}
+    places: dict[str, int] = {}
     end = 0
-    for name, source in checkpoint.tensors.items():
-        matrix = len(source.shape) == 2
-        size = int(np.prod(source.shape)) * (2 if matrix and kind == BF16 else 4)
-        places[name] = (end, size)
-        # Room for a vector's padding, and the next tensor on a cache line.
-        end = (end + size + 32 + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
-    block = aligned_empty((end,), np.uint8)
+    for name, plan in plans.items():
+        places[name] = end
+        end = (end + plan.size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+    block = aligned_empty((end + _ALIGNMENT,), np.uint8)
     arrays: dict[str, npt.NDArray[Any]] = {}
-    for name, source in checkpoint.tensors.items():
-        start, size = places[name]
-        if len(source.shape) == 2:
-            dtype = np.float32 if kind == F32 else np.uint16
-            array = block[start : start + size].view(dtype).reshape(source.shape)
-            for row in range(0, source.shape[0], _ROWS_AT_ONCE):
-                rows = slice(row, min(row + _ROWS_AT_ONCE, source.shape[0]))
-                values = source.read(rows)
-                array[rows] = values if kind == F32 else to_bfloat16(values)
-        else:  # vectors stay in float32, padded with zeros to whole vectors of 8
-            array = block[start : start + size + 32].view(np.float32)
+    for name, plan in plans.items():
+        raw = block[places[name] : places[name] + plan.size]
+        array = raw.view(plan.dtype).reshape(plan.shape)
+        if array.ndim == 1:
             array[:] = 0
-            array[: source.shape[0]] = source.read()
+        length = plan.source.shape[0]
+        for row in range(0, length, _ROWS_AT_ONCE):
+            rows = slice(row, min(row + _ROWS_AT_ONCE, length))
+            if plan.convert is None:
+                array[rows] = _stored(plan, rows)
+            else:
+                array[rows] = plan.convert(plan.source.read(rows))
         arrays[name] = array
     return arrays
+
+
+def _stored(plan: _Plan, rows: slice) -> npt.NDArray[np.uint8]:
+    """Rows of a tensor as their file has them, checked for numbers that are none."""
+    raw = np.ascontiguousarray(plan.source.raw(rows))
+    raw = raw.view(np.uint8).reshape(raw.shape[0], -1)
+    if plan.kind == BF16:
+        finite = (raw.view(np.uint16) & 0x7F80) != 0x7F80
+    elif plan.kind == F16:
+        finite = np.isfinite(raw.view(np.float16))
+    else:
+        blocks = raw.reshape(len(raw), -1, FORMATS[plan.kind].size)[..., _HALF_AT[plan.kind]]
+        finite = np.isfinite(np.ascontiguousarray(blocks).view(np.float16))
+    if not finite.all():
+        raise CorruptModelError(
+            f"{plan.source.file}: the tensor {plan.source.name} holds a NaN or an infinity in rows "
+            f"{rows.start} to {rows.stop - 1}, so nothing computed with it means anything; "
+            "download the model again"
+        )
+    return raw
 
 
 def _check_memory(needed: int, dtype: str, source: str) -> None:
     needed += 200_000_000  # a cache, buffers, compiled code
     available = psutil.virtual_memory().available
     if needed > available:
-        smaller = "; try dtype='bfloat16', which takes half" if dtype == "float32" else ""
+        smaller = ""
+        if dtype == "float32":
+            smaller = "; try dtype='bfloat16', which takes half, or 'int8', which takes a quarter"
         raise InsufficientMemoryError(
             f"{source} needs {needed / 1e9:.1f} GB in {dtype}, and {available / 1e9:.1f} GB of "
             f"memory are available{smaller or '; use a smaller model'}"
