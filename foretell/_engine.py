@@ -50,8 +50,11 @@ class Engine:
     ``drafters``: names ("prompt_lookup", "draft_model", "ngram") or Drafter objects, asked in that
     order at every step; by default "draft_model" where a draft is given, else "prompt_lookup".
     ``tokenizer``: a tokenizer.json, or a Tokenizer, where the model does not bring its own.
-    ``dtype``: weights in "float32" or "bfloat16". ``threads``: by default one per core; they
-    never change the output. ``progress`` is called with notes about slow work.
+    ``dtype``: how weights are kept. "native", the default: as the file has them, computed with as
+    if they were float32, so that "float32" gives the same bits from more memory; "bfloat16" and
+    "int8" (groups of 32 with a scale each) round them. ``cache_dtype``: keys and values in
+    "float32" or "bfloat16". ``threads``: by default one per core; they never change the output.
+    ``progress`` is called with notes about slow work.
 
     Safe to use from several threads; passes take turns. Raises a ForetellError before any
     work where something does not fit.
@@ -62,17 +65,19 @@ class Engine:
         model: str | Path | Model,
         draft: str | Path | Model | None = None,
         drafters: Sequence[str | Drafter] | None = None,
-        dtype: str = "float32",
+        dtype: str = "native",
         threads: int | None = None,
         *,
         tokenizer: str | Path | Tokenizer | None = None,
+        cache_dtype: str = "float32",
         progress: Progress | None = None,
     ) -> None:
         if drafters is None:
             drafters = ["draft_model"] if draft is not None else ["prompt_lookup"]
         _check_drafters(drafters, draft)
         path = None if isinstance(tokenizer, Tokenizer) else tokenizer
-        self.model = _load(model, dtype, threads, path, progress)
+        settings = {"dtype": dtype, "threads": threads, "cache_dtype": cache_dtype}
+        self.model = _load(model, path, progress, settings)
         if isinstance(tokenizer, Tokenizer):
             self.tokenizer: Tokenizer | None = tokenizer
         elif isinstance(model, Model) and tokenizer is not None:
@@ -84,7 +89,7 @@ class Engine:
                 f"the tokenizer has ids up to {self.tokenizer.vocab_size - 1}, but the model only "
                 f"{self.model.vocab_size} embeddings; pass the tokenizer the model was trained with"
             )
-        self.draft = None if draft is None else _load(draft, dtype, threads, None, progress)
+        self.draft = None if draft is None else _load(draft, None, progress, settings)
         if self.draft is not None:
             self._check_same_vocabulary(self.draft)
         self.drafters: list[Drafter] = [self._drafter(entry) for entry in drafters]
@@ -420,16 +425,15 @@ def _check_drafters(drafters: Sequence[str | Drafter], draft: object) -> None:
 
 def _load(
     model: str | Path | Model,
-    dtype: str,
-    threads: int | None,
     tokenizer: str | Path | None,
     progress: Progress | None,
+    settings: dict[str, Any],
 ) -> Model:
     if isinstance(model, Model):
         return model
     from foretell.backends import cpu  # compiling takes a moment; a Model of one's own needs none
 
-    return cpu.load(model, dtype=dtype, threads=threads, tokenizer=tokenizer, progress=progress)
+    return cpu.load(model, tokenizer=tokenizer, progress=progress, **settings)
 
 
 def _token_list(prompt: Iterable[int] | None, vocab_size: int) -> list[int]:

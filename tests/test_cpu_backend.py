@@ -10,7 +10,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
+import gguf_files
 import model_contract
+import numba
 import numpy as np
 import psutil
 import pytest
@@ -28,11 +31,12 @@ from foretell import (
     Rows,
     Session,
 )
-from foretell.backends.cpu import CpuModel, load
-from foretell.backends.cpu._weights import to_bfloat16
+from foretell.backends.cpu import CpuModel, _formats, _kernels, load
+from foretell.backends.cpu._pass import PARTS_OF_A_PASS
+from foretell.backends.cpu._weights import to_bfloat16, to_q8_0
 from foretell.drafters import DraftModel, PromptLookup
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "int8")
 DRAFT_LENGTHS = (1, 2, 5, 16)
 PASS_LENGTHS = range(1, 34)
 
@@ -40,6 +44,54 @@ PASS_LENGTHS = range(1, 34)
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
+
+
+# Block formats want widths of whole blocks.
+GGUF_SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+MIXES = [
+    ["Q8_0"],
+    ["Q4_0"],
+    ["Q4_1"],
+    ["Q4_K"],
+    ["Q5_K"],
+    ["Q6_K"],
+    ["BF16"],
+    ["F16"],
+    ["Q4_K", "Q6_K", "F16", "Q8_0", "F32", "Q5_K", "Q4_1", "BF16", "Q4_0", "Q5_0"],
+]
+
+
+def write_mix(path: Path, kinds: list[str], *, damage: bool = False) -> Path:
+    """A GGUF file of a tiny llama whose matrices are stored as ``kinds``, one after another."""
+    config = {**FAMILIES["llama"], **GGUF_SHAPE}
+    rng = np.random.default_rng(0)
+    tensors, types = {}, {}
+    for name, values in gguf_files.tensors_of(config).items():
+        if values.ndim == 2:
+            kind = kinds[len(types) % len(kinds)]
+            types[name] = gguf.GGMLQuantizationType[kind]
+            values = stored_as(kind, values, rng)
+            if damage:
+                bad = "bfloat16" if kind == "BF16" else "float16"
+                first = slice(208, 210) if kind == "Q6_K" else slice(0, 2)
+                values.view(np.uint8)[3, first] = NAN_BYTES[bad]
+        tensors[name] = values
+    return gguf_files.write_gguf(path, config, tensors=tensors, raw_types=types)
+
+
+NAN_BYTES = {"bfloat16": (0xC0, 0x7F), "float16": (0x00, 0x7E)}
+
+
+def stored_as(kind: str, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The rows quantized; in the K formats, which the package cannot write, any blocks."""
+    if not kind.endswith("_K"):
+        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+    stored = _formats.FORMATS[getattr(_formats, kind)]
+    blocks = rng.integers(0, 256, (len(values), values.shape[1] // 256, stored.size), np.uint8)
+    for at in (208,) if kind == "Q6_K" else (0, 2):
+        small = rng.uniform(1e-5, 1e-4, (*blocks.shape[:2], 1)).astype(np.float16)
+        blocks[..., at : at + 2] = small.view(np.uint8)
+    return blocks.reshape(len(values), -1)
 
 
 def tiny(checkpoints: Path, family: str, dtype: str = "float32", threads: int = 2, **changes):
@@ -270,7 +322,7 @@ def test_speculation_changes_no_token_and_no_bit_of_the_cache(family, dtype, che
     assert_speculation_changes_nothing(model, other, tokens_of(model, 40), 60)
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=("float32", "bfloat16"))
 def demo(request) -> Iterator[CpuModel]:
     model = load(demo_file(), dtype=request.param, threads=2)
     yield model
@@ -280,6 +332,11 @@ def demo(request) -> Iterator[CpuModel]:
 
 def test_demo_passes_of_any_length_have_the_bits_of_single_steps(demo) -> None:
     assert_passes_of_any_length_equal_single_steps(demo, 90)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "native"])
+def test_demo_passes_in_blocks_have_the_bits_of_single_steps(dtype) -> None:
+    assert_passes_of_any_length_equal_single_steps(load(demo_file(), dtype=dtype), 90)
 
 
 def test_demo_speculation_changes_no_token_and_no_bit_of_the_cache(demo, checkpoints) -> None:
@@ -298,6 +355,122 @@ def test_demo_threads_change_no_token(demo) -> None:
     for threads in (1, 4):
         model = load(demo_file(), dtype=demo.dtype, threads=threads)
         assert generate(model, [], prompt, 0, 16)[0].token_ids == expected.token_ids
+
+
+# -- how weights and caches are kept ---------------------------------------------------------------
+
+
+def test_native_blocks_give_the_bits_of_float32(tmp_path) -> None:
+    for kinds in MIXES:
+        file = write_mix(tmp_path / "model.gguf", kinds)
+        native, exact = (load(file, dtype=dtype, threads=2) for dtype in ("native", "float32"))
+        assert native.weights.num_bytes < exact.weights.num_bytes
+        tokens = tokens_of(native, 40)
+        for count in (1, 2, 3, 4, 5, 7, 9, 40):
+            got, expected = (
+                model.forward([Rows(model.new_session(), tokens[:count])]).logits
+                for model in (native, exact)
+            )
+            np.testing.assert_array_equal(got, expected, err_msg=str(kinds))
+
+
+def test_the_demo_in_native_gives_the_bits_of_float32() -> None:
+    native, exact = (load(demo_file(), dtype=dtype) for dtype in ("native", "float32"))
+    tokens = tokens_of(native, 70)
+    got, expected = (
+        model.forward([Rows(model.new_session(), tokens)]).logits for model in (native, exact)
+    )
+    np.testing.assert_array_equal(got, expected)
+    assert native.weights.num_bytes < 1.02 * demo_file().stat().st_size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_native_safetensors_are_kept_as_stored(dtype, checkpoints) -> None:
+    folder = tiny_checkpoint(checkpoints, "qwen3-odd", dtype=dtype)
+    native, exact = (load(folder, dtype=kept) for kept in ("native", "float32"))
+    assert (native.weights.num_bytes == exact.weights.num_bytes) == (dtype == "float32")
+    for count in (1, 3, 6, 20):
+        tokens = tokens_of(native, count)
+        got, expected = (
+            model.forward([Rows(model.new_session(), tokens)]).logits for model in (native, exact)
+        )
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"])
+def test_blocks_are_read_to_the_bits_of_the_gguf_package(kind) -> None:
+    rng = np.random.default_rng(3)
+    stored = _formats.FORMATS[getattr(_formats, kind)]
+    blocks = rng.integers(0, 256, (500, stored.size), dtype=np.uint8)
+    halves = [0] if kind in ("Q8_0", "Q4_0") else [208] if kind == "Q6_K" else [0, 2]
+    for at in halves:  # any finite half, small and negative ones too
+        bits = rng.integers(0, 0x7C00, 500, dtype=np.uint16) | (
+            rng.integers(0, 2, 500, dtype=np.uint16) << 15
+        )
+        blocks[:, at : at + 2] = bits.view(np.uint8).reshape(500, 2)
+    expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+    got = np.empty((500, stored.elements), np.float32)
+    for block, row in zip(blocks, got, strict=True):
+        unpack(getattr(_formats, kind), block.ctypes.data, stored.elements, row.ctypes.data)
+    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
+@numba.njit
+def unpack(kind, source, count, target):
+    _kernels.load_row(kind, source, count, target)
+
+
+def test_int8_is_q8_0_with_half_scales_and_zeros_stay_zero() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(3, 70)).astype(np.float32)
+    values[1] = 0
+    blocks = to_q8_0(values)
+    assert blocks.shape == (3, 3 * 34)
+    back = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0)
+    assert not back[1].any()
+    assert not back[:, 70:].any()
+    assert np.abs(back[:, :70] - values).max() < np.abs(values).max() / 127
+    scales = blocks.reshape(9, 34)[:, :2].copy().view(np.float16)
+    assert np.isfinite(scales).all()
+    assert scales[3] == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3-odd"])
+def test_a_bfloat16_cache_is_a_bit_equal_world_of_its_own(family, checkpoints) -> None:
+    folder = tiny_checkpoint(checkpoints, family)
+    model = load(folder, cache_dtype="bfloat16", threads=2)
+    other = load(tiny_checkpoint(checkpoints, family, seed=7))
+    assert_passes_of_any_length_equal_single_steps(model, 50)
+    assert_speculation_changes_nothing(model, other, tokens_of(model, 40), 40, lengths=(1, 5))
+    exact = load(folder, threads=2)
+    tokens = tokens_of(model, 100)
+    keys, exact_keys = [], []
+    for each, into in ((model, keys), (exact, exact_keys)):
+        session = each.new_session()
+        each.forward([Rows(session, tokens, logits="none")])
+        session.keep(range(100))
+        into += session.keys_values()
+    # Layer 0 sees the same inputs in both: its keys and values are those, rounded.
+    for got, whole in zip(keys, exact_keys, strict=True):
+        rounded = to_bfloat16(np.ascontiguousarray(whole[0])).astype(np.uint32) << np.uint32(16)
+        np.testing.assert_array_equal(got[0], rounded.view(np.float32))
+        assert not np.array_equal(got[1], whole[1])
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q6_K", "BF16", "F16"])
+def test_nan_scales_are_found_while_loading_native(kind, tmp_path) -> None:
+    file = write_mix(tmp_path / "model.gguf", [kind], damage=True)
+    with pytest.raises(CorruptModelError, match="NaN or an infinity in rows"):
+        load(file, dtype="native")
+
+
+def test_a_profile_says_where_the_time_of_a_pass_goes(checkpoints) -> None:
+    model = tiny(checkpoints, "llama")
+    with model.profile() as shares:
+        model.forward([Rows(model.new_session(), [1, 2, 3])])
+    assert set(shares) == set(PARTS_OF_A_PASS)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert all(share >= 0 for share in shares.values())
 
 
 # -- many at once ------------------------------------------------------------------------------
@@ -406,8 +579,13 @@ def test_threads_must_be_a_sensible_number(threads, checkpoints) -> None:
 
 
 def test_an_unknown_dtype_is_refused_by_name(checkpoints) -> None:
-    with pytest.raises(OptionError, match=r"'float16'.*'float32' or 'bfloat16'"):
+    with pytest.raises(OptionError, match=r"dtype is 'float16'.*'bfloat16' or 'int8'"):
         tiny(checkpoints, "llama", "float16")
+
+
+def test_an_unknown_cache_dtype_is_refused_by_name(checkpoints) -> None:
+    with pytest.raises(OptionError, match=r"cache_dtype is 'int8'.*'float32' or 'bfloat16'"):
+        load(tiny_checkpoint(checkpoints, "llama"), cache_dtype="int8")
 
 
 def test_too_little_memory_is_said_with_both_numbers(checkpoints, monkeypatch) -> None:
@@ -447,10 +625,18 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
 
 # -- kernels on disk ---------------------------------------------------------------------------
 
+# A kernel of one line: compiling the real one takes half a minute.
 PREPARE = """
-import sys, time
-from foretell.backends.cpu._pass import run_pass
-run_pass.prepare(print)
+import numpy as np
+from numba import types
+from foretell.backends.cpu._kernel_cache import Kernel
+
+def double(values):
+    values *= 2
+
+values = np.arange(3)
+Kernel(double, types.void(types.int64[::1])).prepare(print)(values)
+assert values.tolist() == [0, 2, 4]
 """
 
 

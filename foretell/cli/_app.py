@@ -62,7 +62,8 @@ NumDraftTokens = Annotated[
     typer.Option(min=0, metavar="N", help="Most tokens to draft at a step; 0 is plain decoding."),
 ]
 Dtype = Annotated[
-    Literal["float32", "bfloat16"], typer.Option(help="What the weights are kept in.")
+    Literal["native", "float32", "bfloat16", "int8"],
+    typer.Option(help="What the weights are kept in; native is as the file has them."),
 ]
 Threads = Annotated[
     int | None,
@@ -155,7 +156,7 @@ def generate(
     draft: DraftModel = None,
     drafter: Drafters = None,
     num_draft_tokens: NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
-    dtype: Dtype = "float32",
+    dtype: Dtype = "native",
     threads: Threads = None,
     tokenizer: TokenizerFile = None,
     max_tokens: MaxTokens = DEFAULT_MAX_TOKENS,
@@ -221,7 +222,7 @@ def chat(
     draft: DraftModel = None,
     drafter: Drafters = None,
     num_draft_tokens: NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
-    dtype: Dtype = "float32",
+    dtype: Dtype = "native",
     threads: Threads = None,
     tokenizer: TokenizerFile = None,
     max_tokens: MaxTokens = DEFAULT_MAX_TOKENS,

@@ -30,7 +30,7 @@ MAX_THREADS = 256
 def load(
     source: str | Path,
     *,
-    dtype: str = "float32",
+    dtype: str = "native",
     threads: int | None = None,
     tokenizer: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
@@ -74,7 +74,7 @@ class CpuModel(Model):
     def __init__(
         self,
         checkpoint: Checkpoint,
-        dtype: str = "float32",
+        dtype: str = "native",
         threads: int | None = None,
         progress: Callable[[str], None] | None = None,
         cache_dtype: str = "float32",
