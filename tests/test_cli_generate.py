@@ -175,7 +175,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         "arguments",
         [
-            ["--temperature", "1"],
+            ["--temperature", "-1"],
             ["--nonsense"],
             ["--max-tokens", "0"],
             ["--max-tokens", "many"],
