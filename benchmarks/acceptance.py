@@ -4,9 +4,10 @@
 
 The drafter is `ngram`, a smoothed n-gram model over the request, which has a real q. Every rule
 decodes the same prompts with the same seeds at each temperature. Acceptance is vLLM's
-draft_acceptance_rate (accepted / drafted), the mean length counts the correction or bonus.
-`best` is what a rule can accept of a token at most, the sum of min(p, q), averaged over the
-first drafted token of plain sampled text; it belongs to the drafter and bounds all three.
+draft_acceptance_rate (accepted / drafted), once more for first tokens alone; the mean length counts
+the correction or bonus.
+`best_first_token` is what any rule can accept of a first token at most: the sum of min(p, q),
+averaged over the places where `match` began a draft. `rejection` reaches it on average.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 
 from foretell import Engine, Generation, Rows, SamplingParams, __version__
 from foretell._sampling import DraftSampler, RequestSampler
-from foretell._verify import RULES
+from foretell._verify import RULES, Origin
 from foretell.drafters import Ngram
 
 TEMPERATURES = (0.3, 0.7, 1.0)
@@ -50,8 +51,10 @@ def run(engine: Engine, prompt: str, rule: str, options: dict[str, Any]) -> Gene
     return engine.generate(messages=messages, verification=rule, **options)
 
 
-def best_acceptance(engine: Engine, result: Generation, prompt: str, temperature: float) -> float:
-    """Mean of sum min(p, q) over the positions of a sampled text."""
+def best_acceptances(
+    engine: Engine, result: Generation, prompt: str, temperature: float
+) -> list[float]:
+    """The sum of min(p, q) at every place of a text at which a step began."""
     tokens = engine.encode(messages=[{"role": "user", "content": prompt}])
     whole = [*tokens, *result.token_ids]
     sampler = RequestSampler(SamplingParams(temperature=temperature))
@@ -64,12 +67,14 @@ def best_acceptance(engine: Engine, result: Generation, prompt: str, temperature
     sums = []
     logits = engine.model.forward([Rows(session, whole[len(tokens) - 1 : -1])]).logits
     for index, row in enumerate(logits[1:], start=1):  # the first token is never drafted
+        if result.origins[index - 1] is Origin.DRAFT:
+            continue
         context = whole[: len(tokens) + index]
         drafter.propose(context, 1)
         own = np.log(drafter.distribution(context)).astype(np.float32)
         p = sampler.distribution(row, context, len(context))
         sums.append(float(np.minimum(p, sampler.distribution(own, context, len(context))).sum()))
-    return float(np.mean(sums))
+    return sums
 
 
 def main() -> None:
@@ -77,7 +82,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--num-draft-tokens", type=int, default=4)
-    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -86,8 +91,8 @@ def main() -> None:
     began = time.perf_counter()
     table: list[dict[str, Any]] = []
     for temperature in TEMPERATURES:
-        counts = {rule: [0, 0, 0, 0] for rule in RULES}
-        best = []
+        counts = {rule: np.zeros(5, int) for rule in RULES}
+        best: list[float] = []
         for prompt in PROMPTS:
             for seed in range(options.seeds):
                 asked = {
@@ -99,16 +104,17 @@ def main() -> None:
                 for rule in RULES:
                     result = run(engine, prompt, rule, asked)
                     stats = result.stats
-                    drafts, drafted, accepted, tokens = counts[rule]
-                    counts[rule] = [
-                        drafts + stats.num_drafts,
-                        drafted + stats.num_draft_tokens,
-                        accepted + stats.num_accepted_tokens,
-                        tokens + len(result.token_ids),
-                    ]
+                    counts[rule] += (
+                        stats.num_drafts,
+                        stats.num_draft_tokens,
+                        stats.num_accepted_tokens,
+                        sum(stats.num_accepted_tokens_per_pos[:1]),
+                        len(result.token_ids),
+                    )
                     if rule == "match" and len(result.token_ids) > 2:
-                        best.append(best_acceptance(engine, result, prompt, temperature))
-        for rule, (drafts, drafted, accepted, tokens) in counts.items():
+                        best.extend(best_acceptances(engine, result, prompt, temperature))
+        for rule, counted in counts.items():
+            drafts, drafted, accepted, first, tokens = counted.tolist()
             row = {
                 "temperature": temperature,
                 "verification": rule,
@@ -117,12 +123,14 @@ def main() -> None:
                 "num_draft_tokens": drafted,
                 "num_accepted_tokens": accepted,
                 "draft_acceptance_rate": accepted / drafted,
+                "first_token_acceptance": first / drafts,
                 "mean_acceptance_length": 1 + accepted / drafts,
             }
             table.append(row)
             print(
                 f"temperature {temperature}  {rule:10} acceptance "
-                f"{row['draft_acceptance_rate']:.3f}  mean length "
+                f"{row['draft_acceptance_rate']:.3f}  of first tokens "
+                f"{row['first_token_acceptance']:.3f}  mean length "
                 f"{row['mean_acceptance_length']:.2f}  ({drafts} drafts, {tokens} tokens)",
                 flush=True,
             )
