@@ -30,6 +30,7 @@ from foretell.backends.cpu._layout import EMBEDDING, HEAD
 from foretell.backends.cpu._tensor import TensorSource
 
 DTYPES = ("float32", "bfloat16", "int8", "native")
+_WORTH_A_NOTE = 2_000_000_000  # bytes that take seconds to read
 _ROWS_AT_ONCE = 1024  # rows decoded at a time, which bounds what loading needs above the weights
 _ALIGNMENT = 64  # a cache line: vectors then never straddle two
 
@@ -65,7 +66,7 @@ class Weights:
         plans = {name: _plan(source, dtype) for name, source in checkpoint.tensors.items()}
         self.num_bytes = sum(plan.size for plan in plans.values())
         _check_memory(self.num_bytes, dtype, checkpoint.source)
-        if progress is not None:
+        if progress is not None and self.num_bytes > _WORTH_A_NOTE:
             progress(f"reading {self.num_bytes / 1e6:.0f} MB of {dtype} weights")
         self._arrays = _read_all(plans)
         self._kinds = {name: plan.kind for name, plan in plans.items()}
