@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -31,9 +33,9 @@ from foretell import (
     Rows,
     Session,
 )
-from foretell.backends.cpu import CpuModel, _formats, _kernels, load
+from foretell.backends.cpu import CpuModel, _buffers, _formats, _kernels, load
 from foretell.backends.cpu._pass import PARTS_OF_A_PASS
-from foretell.backends.cpu._weights import to_bfloat16, to_q8_0
+from foretell.backends.cpu._weights import aligned_empty, to_bfloat16, to_q8_0
 from foretell.drafters import DraftModel, PromptLookup
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -569,6 +571,121 @@ def test_forks_share_pages_until_one_of_them_writes(checkpoints) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+# -- interrupted at the worst moment ---------------------------------------------------------------
+
+
+class Interrupted(BaseException):
+    """What Ctrl-C is, without the signal."""
+
+
+def raise_interrupted(*_args, **_options):
+    raise Interrupted
+
+
+def logits_after(model: CpuModel, tokens: list[int]) -> np.ndarray:
+    return model.forward([Rows(model.new_session(), tokens)]).logits
+
+
+def test_helpers_leave_a_pass_that_thread_0_never_began(checkpoints, monkeypatch) -> None:
+    model = tiny(checkpoints, "llama", threads=4)
+    tokens = tokens_of(model, 100)
+    expected = logits_after(model, tokens)
+    run_pass = model._run_pass
+    main = threading.get_ident()
+
+    def interrupted_here(p, thread):
+        if threading.get_ident() == main:
+            raise Interrupted
+        run_pass(p, thread)
+
+    for _ in range(50):
+        monkeypatch.setattr(model, "_run_pass", interrupted_here)
+        with pytest.raises(Interrupted):
+            logits_after(model, tokens)
+        monkeypatch.undo()
+        np.testing.assert_array_equal(logits_after(model, tokens), expected)
+
+
+def test_buffers_that_could_not_grow_are_grown_the_next_time(checkpoints, monkeypatch) -> None:
+    model = tiny(checkpoints, "llama")
+    tokens = tokens_of(model, 100)
+    logits_after(model, tokens[:1])
+    for fails_at in range(8):
+        allocations = iter(range(100))
+
+        def allocate(shape, dtype, allocations=allocations, fails_at=fails_at):
+            if next(allocations) == fails_at:
+                raise MemoryError
+            return aligned_empty(shape, dtype)
+
+        monkeypatch.setattr(_buffers, "aligned_empty", allocate)
+        with contextlib.suppress(MemoryError):
+            logits_after(model, tokens)
+        monkeypatch.undo()
+    expected = logits_after(tiny(checkpoints, "llama"), tokens)
+    np.testing.assert_array_equal(logits_after(model, tokens), expected)
+
+
+def test_a_rotary_table_grows_whole_or_not_at_all(checkpoints, monkeypatch) -> None:
+    model = tiny(checkpoints, "llama", changes={"max_position_embeddings": 2000})
+    expected = logits_after(model, tokens_of(model, 900))
+    other = tiny(checkpoints, "llama", changes={"max_position_embeddings": 2000})
+    logits_after(other, [1])
+    monkeypatch.setattr(np, "sin", raise_interrupted)
+    with pytest.raises(Interrupted):
+        logits_after(other, tokens_of(model, 900))
+    monkeypatch.undo()
+    np.testing.assert_array_equal(logits_after(other, tokens_of(model, 900)), expected)
+
+
+def test_pages_are_changed_whole_or_not_at_all(checkpoints, monkeypatch) -> None:
+    model = tiny(checkpoints, "llama")
+    tokens = tokens_of(model, 100)
+    session = model.new_session()
+    model.forward([Rows(session, tokens, logits="none")])
+    session.keep(range(100))
+    fork = session.fork()
+    before = [array.copy() for array in fork.keys_values()]
+    session.rollback(50)
+    monkeypatch.setattr(np, "array", raise_interrupted)
+    with pytest.raises(Interrupted):
+        session.reserve(10)
+    monkeypatch.undo()
+    model.forward([Rows(session, [5] * 50, logits="none")])
+    session.keep(range(50))
+    for got, expected in zip(fork.keys_values(), before, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    again = model.new_session()
+    model.forward([Rows(again, [*tokens[:50], *[5] * 50], logits="none")])
+    again.keep(range(100))
+    for got, expected in zip(session.keys_values(), again.keys_values(), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
+def test_a_storm_of_interrupts_leaves_the_model_whole(checkpoints) -> None:
+    model = tiny(checkpoints, "llama", threads=3)
+    tokens = tokens_of(model, 80)
+    expected = logits_after(model, tokens)
+    old = signal.signal(signal.SIGALRM, raise_interrupted)
+    interrupts = 0
+    try:
+        for index in range(400):
+            with contextlib.suppress(Interrupted):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0001 * (1 + index % 40))
+                    for _ in range(20):
+                        logits_after(model, tokens)
+                except Interrupted:
+                    interrupts += 1
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert interrupts > 100
+    np.testing.assert_array_equal(logits_after(model, tokens), expected)
+
+
 # -- bad input ---------------------------------------------------------------------------------
 
 
@@ -640,10 +757,10 @@ assert values.tolist() == [0, 2, 4]
 """
 
 
-def prepare(cache: Path) -> str:
+def prepare(cache: Path, before: str = "", **environment: str) -> str:
     return subprocess.run(
-        [sys.executable, "-c", PREPARE],
-        env={**os.environ, "FORETELL_CACHE": str(cache)},
+        [sys.executable, "-W", "ignore", "-c", before + PREPARE],
+        env={**os.environ, "FORETELL_CACHE": str(cache), **environment},
         capture_output=True,
         text=True,
         check=True,
@@ -651,13 +768,36 @@ def prepare(cache: Path) -> str:
     ).stdout
 
 
-def test_kernels_are_compiled_once_and_a_damaged_cache_is_made_anew(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "damage"), [("nbc", "a flipped bit"), ("nbi", "nothing left"), ("json", "gone")]
+)
+def test_kernels_are_compiled_once_and_a_damaged_cache_is_made_anew(kind, damage, tmp_path) -> None:
     assert "compiling" in prepare(tmp_path)
     assert prepare(tmp_path) == ""
-    for file in tmp_path.rglob("*.nb[ic]"):
-        file.write_bytes(b"damaged")
-    prepare(tmp_path)
+    (file,) = tmp_path.rglob(f"*.{kind}")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data if damage == "a flipped bit" else b"")
+    if damage == "gone":
+        file.unlink()
+    assert "compiling" in prepare(tmp_path)
     assert prepare(tmp_path) == ""
+
+
+def test_a_full_disk_costs_the_compile_time_only(tmp_path) -> None:
+    full = """
+from numba.core import caching
+def no_room(*_):
+    raise OSError(28, "No space left on device")
+caching.IndexDataCacheFile._save_data = no_room
+"""
+    assert "compiling" in prepare(tmp_path, full)
+    assert "compiling" in prepare(tmp_path)
+    assert prepare(tmp_path) == ""
+
+
+def test_code_that_numba_will_not_keep_runs_all_the_same(tmp_path) -> None:
+    assert "compiling" in prepare(tmp_path, NUMBA_OPT="0")
 
 
 def test_a_cache_that_cannot_be_written_costs_the_compile_time_only(tmp_path) -> None:

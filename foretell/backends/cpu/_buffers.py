@@ -84,7 +84,7 @@ class Buffers:
         """Make room for a pass of ``rows`` rows with ``parts`` partial results a row and head."""
         config = self._config
         if rows > self._rows:
-            self._rows = min(MAX_ROWS, max(rows, 2 * self._rows))
+            capacity = min(MAX_ROWS, max(rows, 2 * self._rows))
             widths = {
                 at.X: _padded(config.hidden_size),
                 at.NORMED: _padded(config.hidden_size),
@@ -94,13 +94,17 @@ class Buffers:
                 at.GATE: _padded(config.intermediate_size),
                 at.UP: _padded(config.intermediate_size),
             }
-            for name, width in widths.items():
-                self._arrays[name] = aligned_empty((self._rows, width), np.float32)
-                self._arrays[name][:] = 0  # the padding takes part in sums
+            larger = {
+                name: aligned_empty((capacity, width), np.float32) for name, width in widths.items()
+            }
+            for array in larger.values():
+                array[:] = 0  # the padding takes part in sums
+            self._arrays.update(larger)
+            self._rows = capacity  # last, when all of it is there
         floats = rows * config.num_heads * parts * self._part_floats
         if floats > self._partial_floats:
-            self._partial_floats = floats
             self._arrays[at.PARTIALS] = aligned_empty((floats,), np.float32)
+            self._partial_floats = floats
 
     def fill(self, p: npt.NDArray[np.int64]) -> None:
         """Put the addresses into a pass's parameters."""

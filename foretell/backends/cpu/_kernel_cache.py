@@ -9,9 +9,11 @@ itself adds the processor to the key.) A directory that cannot be written costs 
 from __future__ import annotations
 
 import hashlib
-import pickle
+import json
+import os
 import platform
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -48,8 +50,9 @@ def directory() -> Path:
 
 
 class _Locator(caching._CacheLocator):  # type: ignore[misc]
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, source: str) -> None:
         self._name = name
+        self._py_file = source  # Numba names it in a warning
 
     def get_cache_path(self) -> str:
         return str(directory())
@@ -62,7 +65,7 @@ class _Locator(caching._CacheLocator):  # type: ignore[misc]
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> _Locator | None:
-        locator = cls(py_func.__name__)
+        locator = cls(py_func.__name__, py_file)
         try:
             locator.ensure_cache_path()
         except OSError:
@@ -76,6 +79,14 @@ class _Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
 
 class _KernelCache(caching.FunctionCache):  # type: ignore[misc]
     _impl_class = _Implementation
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep compiled code if that can be done: a full disk is no reason not to run it."""
+        try:
+            super().save_overload(sig, data)
+            _write_checksums()
+        except OSError:
+            _discard()
 
 
 class Kernel:
@@ -95,15 +106,13 @@ class Kernel:
                     raise CapabilityError(
                         "NUMBA_DISABLE_JIT is set, and the cpu backend is compiled code; unset it"
                     )
-                try:
-                    self._compiled = self._compile(progress)
-                except (EOFError, pickle.UnpicklingError, AttributeError, ImportError, ValueError):
-                    shutil.rmtree(directory(), ignore_errors=True)  # a damaged cache
-                    self._compiled = self._compile(progress)
+                self._compiled = self._compile(progress)
             return self._compiled  # type: ignore[no-any-return]
 
     def _compile(self, progress: Callable[[str], None] | None) -> Any:
         dispatcher = numba.njit(nogil=True, error_model="numpy")(self._function)
+        if not _is_intact():
+            _discard()
         try:
             dispatcher._cache = _KernelCache(self._function)
             stored = any(directory().glob("*.nbi"))
@@ -113,3 +122,31 @@ class Kernel:
             progress("compiling the kernels for this machine, once (about half a minute)")
         dispatcher.compile(self._signature)
         return dispatcher
+
+
+_CHECKSUMS = "checksums.json"
+
+
+def _checksums() -> dict[str, str]:
+    files = sorted(directory().glob("*.nb[ic]"))
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def _is_intact() -> bool:
+    """Whether what is kept is what was written: code with a flipped bit would still run."""
+    try:
+        kept = json.loads((directory() / _CHECKSUMS).read_text())
+        return bool(kept == _checksums())
+    except (OSError, ValueError):
+        return False
+
+
+def _write_checksums() -> None:
+    handle, name = tempfile.mkstemp(dir=directory())
+    with os.fdopen(handle, "w") as file:
+        json.dump(_checksums(), file)
+    Path(name).replace(directory() / _CHECKSUMS)
+
+
+def _discard() -> None:
+    shutil.rmtree(directory(), ignore_errors=True)

@@ -22,7 +22,7 @@ from foretell.backends.cpu._config import rope_inverse_frequencies
 from foretell.backends.cpu._formats import BF16, F32
 from foretell.backends.cpu._pool import Pool, default_threads
 from foretell.backends.cpu._session import CACHE_TYPES, CpuSession, page_type
-from foretell.backends.cpu._weights import DTYPES, Weights, aligned_empty
+from foretell.backends.cpu._weights import DTYPES, Weights
 
 MAX_THREADS = 256
 
@@ -94,7 +94,8 @@ class CpuModel(Model):
         )
         self._run_pass = at.run_pass.prepare(progress)
         self._inverse_frequencies = rope_inverse_frequencies(config)
-        self._cos = self._sin = aligned_empty((0, config.head_dim // 2), np.float32)
+        empty = np.empty((0, config.head_dim // 2), np.float32)
+        self._rotary: tuple[FloatArray, FloatArray] = (empty, empty)
         self._pool = Pool(self.threads)
         self._buffers = Buffers(config, self.threads)
         self._lock = threading.Lock()
@@ -160,7 +161,7 @@ class CpuModel(Model):
         jobs, parts = self._buffers.plan_attention(batch, start, stop)
         self._buffers.reserve(stop - start, parts)
         config, weights, p = self.config, self.weights, np.zeros(at.NUM_PARAMETERS, np.int64)
-        phases = at.PHASES_PER_LAYER * config.num_layers + 3
+        phases = at.PHASES_PER_LAYER * config.num_layers + 4
         counters = np.zeros(phases * at.COUNTER_BYTES // 8, np.int64)
         hidden_out = np.zeros(config.num_layers, np.int64)
         for layer, states in hidden.items():
@@ -194,8 +195,8 @@ class CpuModel(Model):
             (at.PAGES, batch.pages[start:]),
             (at.WANTED, rows_wanted),
             (at.JOBS, jobs),
-            (at.COS, self._cos),
-            (at.SIN, self._sin),
+            (at.COS, self._rotary[0]),
+            (at.SIN, self._rotary[1]),
             (at.LOGITS, logits[first:]),
             (at.HIDDEN_OUT, hidden_out),
         ):
@@ -207,13 +208,15 @@ class CpuModel(Model):
         self._pool.run(self._run_pass, p, (counters, hidden_out, weights))
 
     def _extend_rotary_table(self, positions: int) -> None:
-        if positions <= len(self._cos):
+        if positions <= len(self._rotary[0]):
             return
-        size = min(max(positions, 2 * len(self._cos), 512), max(positions, self.max_length))
+        size = max(2 * len(self._rotary[0]), 512)
+        size = max(positions, min(size, self.max_length))
         # The product is rounded to float32 as transformers does; its functions are then exact.
         angles = np.arange(size, dtype=np.float32)[:, None] * self._inverse_frequencies
-        self._cos = np.cos(angles.astype(np.float64)).astype(np.float32)
-        self._sin = np.sin(angles.astype(np.float64)).astype(np.float32)
+        wide = angles.astype(np.float64)
+        tables = np.cos(wide).astype(np.float32), np.sin(wide).astype(np.float32)
+        self._rotary = tables  # both at once: an interrupt must not leave one of them short
 
 
 class Batch:

@@ -68,7 +68,7 @@ from foretell.backends.cpu._simd import (
     NUM_WANTED,  # rows whose logits are wanted
     NUM_JOBS,  # attention jobs, see below
     PARTS,  # partial results a row and head has room for: 1, or one for every block
-    COUNTERS,  # address of two int64 on cache lines of their own for each phase
+    COUNTERS,  # address of a word that thread 0 sets, then two int64 for each phase
     LAYERS,  # address of the table of the layers' weights (num_layers, LAYER_WIDTH)
     EMBEDDING,
     EMBEDDING_KIND,
@@ -153,6 +153,7 @@ COUNTER_BYTES = 128  # a cache line for taking, one for finishing
 JOB_ROWS = 8  # most rows of an attention job
 OUTPUTS_AT_LEAST = 16  # a thread's smallest share of a layer; a multiple of 8, so that no vector
 # of results belongs to two threads
+PATIENCE = 20_000  # looks a helper takes for thread 0 before it leaves
 SPINS = 2000  # looks at a counter before giving way to other threads
 
 
@@ -521,11 +522,33 @@ def _lap(p, thread, part, since):
     return now
 
 
+@njit
+def _has_begun(word, thread):
+    """Whether thread 0 is here; helpers wait for it a little.
+
+    Thread 0 may never come: it was interrupted before it could, and what the pass works on is no
+    more. It cannot be interrupted in here.
+    """
+    if thread == 0:
+        atomic_add(word, 1)
+        return True
+    for look in range(PATIENCE):
+        if atomic_load(word) != 0:
+            return True
+        if look > SPINS:
+            give_way()
+        else:
+            pause()
+    return False
+
+
 def _run_pass(p, thread):
     """The whole pass as one ``thread`` sees it; all threads call this with the same p."""
+    if not _has_begun(p[COUNTERS], thread):
+        return
     scratch = p[SCRATCH] + thread * p[SCRATCH_SIZE]
     epsilon = load_f32(p.ctypes.data + 8 * EPSILON)
-    counter = p[COUNTERS]
+    counter = p[COUNTERS] + COUNTER_BYTES
     layer_size = p[KV_HEADS] * _head_bytes(p)
     time = cycles()
     _embedding_phase(p, counter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,15 @@ def page_type(layers: int, kv_heads: int, head_dim: int, dtype: str) -> np.dtype
     return np.dtype((head, (layers, kv_heads)))
 
 
+class _Pages(NamedTuple):
+    """The pages of a sequence. Replaced as a whole, so that an interrupt leaves no half of it."""
+
+    arrays: tuple[npt.NDArray[Any], ...] = ()
+    owned: tuple[bool, ...] = ()
+    """False for pages that a fork shares."""
+    addresses: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+
 class CpuSession(Session):
     """Pages are added as the sequence grows, so nothing is ever copied to make room.
 
@@ -41,9 +50,7 @@ class CpuSession(Session):
     def __init__(self, model: CpuModel) -> None:
         self.model = model
         self._length = 0
-        self._pages: list[npt.NDArray[Any]] = []
-        self._owned: list[bool] = []
-        self.page_addresses = np.zeros(0, dtype=np.int64)
+        self._pages = _Pages()
         self._count = 0
         self._parents: Sequence[int] | None = None
 
@@ -51,20 +58,29 @@ class CpuSession(Session):
     def length(self) -> int:
         return self._length
 
+    @property
+    def page_addresses(self) -> npt.NDArray[np.int64]:
+        """Where the pages lie."""
+        return self._pages.addresses
+
     def reserve(self, count: int) -> None:
         """Make room for ``count`` nodes after the committed prefix, all of it writable."""
         self._count = 0  # what was not kept is dropped
+        first = self._length // BLOCK
         needed = (self._length + count + BLOCK - 1) // BLOCK
-        changed = len(self.page_addresses) < needed
-        while len(self._pages) < needed:
-            self._pages.append(np.empty((), self.model.page_type))
-            self._owned.append(True)
-        for index in range(self._length // BLOCK, needed):
-            if not self._owned[index]:
-                self._pages[index] = self._pages[index].copy()
-                self._owned[index] = changed = True
-        if changed:
-            self.page_addresses = np.array([page.ctypes.data for page in self._pages], np.int64)
+        there = self._pages
+        if needed <= len(there.arrays) and all(there.owned[first:needed]):
+            return
+        arrays = list(there.arrays)
+        while len(arrays) < needed:
+            arrays.append(np.empty((), self.model.page_type))
+        for index in range(first, min(needed, len(there.arrays))):
+            if not there.owned[index]:
+                arrays[index] = arrays[index].copy()
+        owned = [*there.owned[:first], *[True] * (len(arrays) - first)]
+        owned[needed:] = there.owned[needed:]
+        addresses = np.array([page.ctypes.data for page in arrays], np.int64)
+        self._pages = _Pages(tuple(arrays), tuple(owned), addresses)
 
     def add(self, count: int, parents: Sequence[int] | None) -> None:
         """Nodes were computed and may be kept."""
@@ -72,11 +88,11 @@ class CpuSession(Session):
 
     def keep(self, nodes: Sequence[int]) -> None:
         check_path(nodes, self._parents, self._count)
+        self._count = 0  # first: nodes that an interrupt left half moved are nobody's
         for index, node in enumerate(nodes):
             if node != index:
                 self._move(self._length + node, self._length + index)
         self._length += len(nodes)
-        self._count = 0
 
     def rollback(self, n: int) -> None:
         if not 0 <= n <= self._length:
@@ -85,18 +101,20 @@ class CpuSession(Session):
         self._count = 0
 
     def fork(self) -> CpuSession:
+        used = (self._length + BLOCK - 1) // BLOCK
+        there = self._pages
+        shared = (False,) * used
+        self._pages = there._replace(owned=shared + there.owned[used:])
         other = CpuSession(self.model)
         other._length = self._length
-        used = (self._length + BLOCK - 1) // BLOCK
-        self._owned[:used] = [False] * used
-        other._pages, other._owned = self._pages[:used], [False] * used
+        other._pages = _Pages(there.arrays[:used], shared, there.addresses[:used])
         return other
 
     def keys_values(self) -> tuple[FloatArray, FloatArray]:
         config = self.model.config
         shape = (config.num_layers, config.num_kv_heads, 0, config.head_dim)
         keys, values = [np.empty(shape, np.float32)], [np.empty(shape, np.float32)]
-        for page in self._pages:
+        for page in self._pages.arrays:
             keys.append(page["keys"].swapaxes(-1, -2).reshape(*shape[:2], BLOCK, shape[3]))
             values.append(page["values"][..., : shape[3]])
         return self._joined(keys), self._joined(values)
@@ -106,7 +124,8 @@ class CpuSession(Session):
         return whole[:, :, : self._length]
 
     def _move(self, source: int, target: int) -> None:
-        there, here = self._pages[source // BLOCK], self._pages[target // BLOCK]
+        pages = self._pages.arrays
+        there, here = pages[source // BLOCK], pages[target // BLOCK]
         a, b = source % BLOCK, target % BLOCK
         here["keys"][..., b // GROUP, :, b % GROUP] = there["keys"][..., a // GROUP, :, a % GROUP]
         here["values"][..., b, :] = there["values"][..., a, :]
