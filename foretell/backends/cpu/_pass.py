@@ -419,24 +419,25 @@ def _combine_phase(p, counter):
     tail = 32 * vectors
     part_size = tail + 32
     whole = head_dim & -8
+    chunks = rows * heads
     c = _take(counter)
-    while c < rows:
-        blocks = load_i64(p[POSITIONS] + 8 * c) // BLOCK + 1
-        for head in range(heads):
-            state = p[PARTIALS] + (c * heads + head) * p[PARTS] * part_size
-            if p[PARTS] > 1:
-                for block in range(1, blocks):
-                    merge_block(state, state + block * part_size, vectors)
-            total = load_f32(state + tail + 4)
-            out = p[ATTENTION] + 4 * (c * padded(heads * head_dim) + head * head_dim)
-            divisor = splat8(total)
-            for d in range(0, whole, 8):
-                store8(out + 4 * d, div8(load8(state + 4 * d), divisor))
-            for d in range(whole, head_dim):
-                store_f32(out + 4 * d, load_f32(state + 4 * d) / total)
+    while c < chunks:
+        row, head = c // heads, c % heads
+        state = p[PARTIALS] + c * p[PARTS] * part_size
+        if p[PARTS] > 1:
+            blocks = load_i64(p[POSITIONS] + 8 * row) // BLOCK + 1
+            for block in range(1, blocks):
+                merge_block(state, state + block * part_size, vectors)
+        total = load_f32(state + tail + 4)
+        out = p[ATTENTION] + 4 * (row * padded(heads * head_dim) + head * head_dim)
+        divisor = splat8(total)
+        for d in range(0, whole, 8):
+            store8(out + 4 * d, div8(load8(state + 4 * d), divisor))
+        for d in range(whole, head_dim):
+            store_f32(out + 4 * d, load_f32(state + 4 * d) / total)
         _finish(counter, 1)
         c = _take(counter)
-    _wait(counter, rows)
+    _wait(counter, chunks)
 
 
 @njit
