@@ -49,6 +49,7 @@ class StopConditions:
         self._count = 0
         self._exempt = 0  # so much of the held text came too early to end with a stop string
         self._held = ""
+        self._beginnings = [_Beginning(stop) for stop in stop_strings]
 
     @property
     def room(self) -> int:
@@ -60,7 +61,10 @@ class StopConditions:
         """The text that became certain with ``token``, and the reason if it ends the output."""
         self._count += 1
         if self._decoder and token not in self._eos_token_ids:
-            self._held += self._decoder.push(token)
+            text = self._decoder.push(token)
+            self._held += text
+            for beginning in self._beginnings:
+                beginning.read(text)
         reason = self._reason(token)
         if reason is not None:
             self._drain()
@@ -69,7 +73,8 @@ class StopConditions:
         if self._cut_at_stop_string():
             reason = FinishReason.STOP
         if reason is None:
-            return self._release(len(self._held) - self._overlap()), None
+            overlap = max((beginning.length for beginning in self._beginnings), default=0)
+            return self._release(len(self._held) - overlap), None
         self._decoder = None  # what it may still hold lies behind the end
         return self._release(len(self._held)), reason
 
@@ -111,10 +116,31 @@ class StopConditions:
             self._held = self._held[: min(found)[1]]
         return bool(found)
 
-    def _overlap(self) -> int:
-        """Length of the longest end of the text that may become a stop string."""
-        longest = max((len(stop) - 1 for stop in self._stop_strings), default=0)
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stop_strings):
-                return length
-        return 0
+
+class _Beginning:
+    """How much of a string the text read so far ends with, short of the whole.
+
+    In constant time a character, however long the string (Knuth, Morris and Pratt 1977):
+    ``shorter[i]`` is the next smaller candidate where ``i`` + 1 characters fit.
+    """
+
+    def __init__(self, string: str) -> None:
+        self._string = string
+        self._shorter = [0]
+        self.length = 0
+        self.read(string[1:], self._shorter)
+        self.length = 0
+
+    def read(self, text: str, lengths: list[int] | None = None) -> None:
+        """Go on by ``text``, and append the length after every character to ``lengths``."""
+        string, shorter, length = self._string, self._shorter, self.length
+        for character in text:
+            while length and character != string[length]:
+                length = shorter[length - 1]
+            if character == string[length]:
+                length += 1
+            if lengths is not None:
+                lengths.append(length)
+            elif length == len(string):
+                length = shorter[-1]
+        self.length = length

@@ -108,6 +108,14 @@ def test_token_boundaries_do_not_matter(text, stop, cuts):
         assert not held or any(s.startswith(held) and s != held for s in stop)
 
 
+def test_a_long_stop_string_costs_no_more_for_its_length():
+    stop = "ab" * 50_000 + "c"
+    texts = "ab" * 30_000
+    pieces, reason, got = run(conditions(texts, stop=[stop, stop[1:]], context=10**6), len(texts))
+    assert (reason, got) == (None, texts)
+    assert not any(pieces[:-1])
+
+
 def test_text_behind_a_stop_string_is_gone_even_where_the_decoder_holds_half_a_character():
     tokenizer = tokenizer_of([b"x", b"STOP\xc3", b"\xa9"])
     for num_draft_tokens in (0, 4):
