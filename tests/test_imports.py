@@ -22,6 +22,7 @@ MAY_IMPORT = {
     # Words and rules, from the bottom up.
     "_errors": "",
     "_version": "",
+    "_fork": "",
     "_noise": "",
     "_support": "_noise",
     "_logprobs": "_noise _support",
@@ -39,14 +40,14 @@ MAY_IMPORT = {
     # Text.
     "_stream_decoder": "_errors _tokenizer",
     "_chat_template": "_errors",
-    "_tokenizer": "_errors _chat_template _stream_decoder",
+    "_tokenizer": "_errors _fork _chat_template _stream_decoder",
     # Files.
     "_cache": "_errors _version",
     "_pip": "_errors",
     "_demo": "_errors _cache _pip",
     "_hub": "_errors _cache _demo",
     # Implementations: interfaces only; never the loop, the engine or one another.
-    "drafters": "_errors _sampling _model _draft _verify _proposal",
+    "drafters": "_errors _fork _sampling _model _draft _verify _proposal",
     "backends/table": "_errors _model",
     "backends/cpu": "_errors _model _tokenizer _cache _hub",
     # The one place where it all meets, and what stands on it.

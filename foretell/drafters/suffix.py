@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import itemgetter
 from pathlib import Path
-from threading import Lock
 from typing import TypeAlias
 
 from foretell._errors import InputError, OptionError
+from foretell._fork import ForkLock
 from foretell._proposal import EvidenceDrafter, Proposal
 
 NGRAMS = (4, 2, 1)  # indexed lengths; longer matches are found through the first
@@ -284,7 +284,7 @@ class SuffixMemory:
             raise OptionError(f"max_tokens is {max_tokens}; use {SMALLEST_CHARGE} or more")
         self.max_tokens = max_tokens
         self.model = model
-        self._lock = Lock()
+        self._lock = ForkLock()
         self._owners: dict[str, _Owner] = {}
         self._texts: OrderedDict[int, tuple[str, int, int]] = OrderedDict()  # owner, start, stop
         self._next_serial = 0
