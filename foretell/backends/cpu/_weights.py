@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from foretell._errors import CorruptModelError, InsufficientMemoryError
 from foretell.backends.cpu import _pass as at
@@ -27,6 +26,7 @@ from foretell.backends.cpu._formats import (
     row_bytes,
 )
 from foretell.backends.cpu._layout import EMBEDDING, HEAD
+from foretell.backends.cpu._memory import available_memory
 from foretell.backends.cpu._tensor import TensorSource
 
 DTYPES = ("float32", "bfloat16", "int8", "native")
@@ -232,7 +232,7 @@ def _stored(plan: _Plan, rows: slice) -> npt.NDArray[np.uint8]:
 
 def _check_memory(needed: int, dtype: str, source: str) -> None:
     needed += 200_000_000  # a cache, buffers, compiled code
-    available = psutil.virtual_memory().available
+    available = available_memory()
     if needed > available:
         smaller = ""
         if dtype == "float32":
