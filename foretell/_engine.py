@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from foretell._errors import (
     OptionError,
     TokenizerError,
     VocabularyMismatchError,
+    shown,
 )
 from foretell._logprobs import TokenLogprobs
 from foretell._model import Model, Session
@@ -81,7 +82,7 @@ class Engine:
         if isinstance(tokenizer, Tokenizer):
             self.tokenizer: Tokenizer | None = tokenizer
         elif isinstance(model, Model) and tokenizer is not None:
-            self.tokenizer = Tokenizer.from_file(Path(tokenizer))
+            self.tokenizer = Tokenizer.from_file(tokenizer)
         else:
             self.tokenizer = self.model.tokenizer
         if self.tokenizer is not None and self.tokenizer.vocab_size > self.model.vocab_size:
@@ -431,19 +432,22 @@ def _load(
 ) -> Model:
     if isinstance(model, Model):
         return model
+    for name in ("dtype", "cache_dtype"):
+        if not isinstance(settings[name], str):
+            raise OptionError(f"{name} is {shown(settings[name])}; use one of its names")
     from foretell.backends import cpu  # compiling takes a moment; a Model of one's own needs none
 
     return cpu.load(model, tokenizer=tokenizer, progress=progress, **settings)
 
 
 def _token_list(prompt: Iterable[int] | None, vocab_size: int) -> list[int]:
-    if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
-        raise InputError(f"the prompt is {prompt!r}; pass text or a list of token ids")
+    if isinstance(prompt, bytes | bytearray | Mapping | Set) or not isinstance(prompt, Iterable):
+        raise InputError(f"the prompt is {shown(prompt)}; pass text or a list of token ids")
     tokens = list(prompt)
     for token in tokens:
         if not is_int(token) or not 0 <= token < vocab_size:
             raise InputError(
-                f"the prompt holds {token!r}, which is not a token id of this model "
+                f"the prompt holds {shown(token)}, which is not a token id of this model "
                 f"(0..{vocab_size - 1})"
             )
     return [int(token) for token in tokens]

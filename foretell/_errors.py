@@ -23,6 +23,17 @@ A message says what was wrong, why that cannot work, and what to type instead.
 
 from __future__ import annotations
 
+_LONGEST_SHOWN = 200  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """``repr`` for a message: cut where it is long, and never an error of its own."""
+    try:
+        text = repr(value)
+    except Exception:  # whole numbers of thousands of digits have none
+        return f"<{type(value).__name__} that cannot be shown>"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
 
 class ForetellError(Exception):
     """Base of every error this package raises on purpose."""

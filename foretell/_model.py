@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from foretell._errors import CapabilityError, ContextLengthError, InputError
+from foretell._errors import CapabilityError, ContextLengthError, InputError, shown
+from foretell._sampling import is_int
 
 if TYPE_CHECKING:
     from foretell._tokenizer import Tokenizer
@@ -189,9 +190,9 @@ def check_parents(parents: Sequence[int] | None, count: int) -> None:
     if len(parents) != count:
         raise InputError(f"{count} tokens need {count} parents, got {len(parents)}")
     for node, parent in enumerate(parents):
-        if not -1 <= parent < node:
+        if not is_int(parent) or not -1 <= parent < node:
             raise InputError(
-                f"node {node} has parent {parent}; a parent must be an earlier node, "
+                f"node {node} has parent {shown(parent)}; a parent must be an earlier node, "
                 "or -1 for the committed prefix"
             )
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from foretell._errors import CorruptModelError, OptionError
+from foretell._errors import CorruptModelError, OptionError, shown
 from foretell._noise import Floats, key_of, uniform
 from foretell._support import Support
 
@@ -100,15 +100,23 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         if "" in self.stop:
             raise OptionError("stop holds an empty string, which would end every text at once")
+        for text in self.stop:
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise OptionError(
+                    f"stop holds {shown(text)}, which has lone surrogates: they are no characters, "
+                    "and no text ever holds them; decode the input as UTF-8"
+                ) from None
         if not isinstance(self.ignore_eos, bool):
-            raise OptionError(f"ignore_eos is {self.ignore_eos!r}; use True or False")
+            raise OptionError(f"ignore_eos is {shown(self.ignore_eos)}; use True or False")
         self._check_whole("max_tokens", "a whole number from 1, or None", 1, optional=True)
         self._check_whole("min_tokens", "a whole number from 0", 0)
         self._check_whole("top_k", "a whole number from 1, or 0 for off", -1)
         self._check_whole("n", "a whole number from 1", 1)
         self._check_whole("seed", "a whole number from 0 to 2^64 - 1, or None", 0, optional=True)
         if self.seed is not None and self.seed > _MAX_SEED:
-            raise OptionError(f"seed is {self.seed!r}; use a whole number from 0 to 2^64 - 1")
+            raise OptionError(f"seed is {shown(self.seed)}; use a whole number from 0 to 2^64 - 1")
         for name in ("logprobs", "prompt_logprobs"):
             self._check_whole(name, "a whole number from 0, -1 for all, or None", -1, optional=True)
         self._check_number("temperature", "a finite number from 0", 0, math.inf)
@@ -131,9 +139,11 @@ class SamplingParams:
         known = [f.name for f in fields(cls)]
         for name in options:
             if name not in known:
-                raise OptionError(f"unknown option {name!r}; the options are {', '.join(known)}")
+                raise OptionError(
+                    f"unknown option {shown(name)}; the options are {', '.join(known)}"
+                )
         if base is not None and not isinstance(base, SamplingParams):
-            raise OptionError(f"sampling is {base!r}; pass a SamplingParams")
+            raise OptionError(f"sampling is {shown(base)}; pass a SamplingParams")
         return replace(base or cls(), **options)
 
     @property
@@ -150,7 +160,7 @@ class SamplingParams:
             for token in ids:
                 if not 0 <= token < vocab_size:
                     raise OptionError(
-                        f"{name} holds {token}, which is not a token id of this model "
+                        f"{name} holds {shown(token)}, which is not a token id of this model "
                         f"(0..{vocab_size - 1})"
                     )
         if len(self.banned) == vocab_size:
@@ -159,7 +169,7 @@ class SamplingParams:
     def _check_whole(self, name: str, what: str, low: int, *, optional: bool = False) -> None:
         value = getattr(self, name)
         if not (optional and value is None) and not (is_int(value) and value >= low):
-            raise OptionError(f"{name} is {value!r}; use {what}")
+            raise OptionError(f"{name} is {shown(value)}; use {what}")
         if value is not None:
             object.__setattr__(self, name, int(value))
 
@@ -167,10 +177,14 @@ class SamplingParams:
         value = getattr(self, name)
         is_number = isinstance(value, int | float | np.integer | np.floating)
         if not is_number or isinstance(value, bool) or not low <= value <= high:
-            raise OptionError(f"{name} is {value!r}; use {what}")
-        if value == math.inf:
-            raise OptionError(f"{name} is {value!r}; use {what}")
-        object.__setattr__(self, name, float(value))
+            raise OptionError(f"{name} is {shown(value)}; use {what}")
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number that is larger than every float
+            number = math.inf
+        if number == math.inf:
+            raise OptionError(f"{name} is {shown(value)}; use {what}")
+        object.__setattr__(self, name, number)
 
 
 class Draws(Protocol):
@@ -432,24 +446,24 @@ def _bias(value: object) -> tuple[tuple[int, float], ...]:
     except (TypeError, ValueError):
         pairs = None
     if pairs is None:
-        raise OptionError(f"logit_bias is {value!r}; use {what}")
+        raise OptionError(f"logit_bias is {shown(value)}; use {what}")
     for token, bias in pairs.items():
         if not is_int(token):
-            raise OptionError(f"logit_bias holds the token id {token!r}; use {what}")
+            raise OptionError(f"logit_bias holds the token id {shown(token)}; use {what}")
         is_number = isinstance(bias, int | float | np.integer | np.floating)
         if (
             not is_number
             or isinstance(bias, bool)
             or not (-100 <= bias <= 100 or bias == -math.inf)
         ):
-            raise OptionError(f"logit_bias gives token {token} {bias!r}; use {what}")
+            raise OptionError(f"logit_bias gives token {token} {shown(bias)}; use {what}")
     return tuple(sorted((int(token), float(bias)) for token, bias in pairs.items()))
 
 
 def _tuple_of(values: object, kind: type, name: str, what: str) -> tuple[Any, ...]:
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise OptionError(f"{name} is {values!r}; use {what}")
+        raise OptionError(f"{name} is {shown(values)}; use {what}")
     for value in values:
         if not (is_int(value) if kind is int else isinstance(value, kind)):
-            raise OptionError(f"{name} holds {value!r}; use {what}")
+            raise OptionError(f"{name} holds {shown(value)}; use {what}")
     return tuple(values)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -18,7 +17,8 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from foretell._chat_template import ChatTemplate
-from foretell._errors import InputError, TokenizerError
+from foretell._errors import InputError, OptionError, TokenizerError, shown
+from foretell._fork import ForkLock
 from foretell._stream_decoder import StreamDecoder
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -52,9 +52,11 @@ class Tokenizer:
         if getattr(inner.model, "dropout", None):
             inner.model.dropout = None
         self.inner = inner
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self.source = source
         self._special_tokens = dict(special_tokens or {})
+        for name, text in {**self._special_tokens, "the chat template": chat_template}.items():
+            _check_unicode(name, text or "", source)
         self._texts = {i: t for t, i in inner.get_vocab(with_added_tokens=True).items()}
         if not self._texts:
             raise TokenizerError(f"{source}: the vocabulary is empty")
@@ -73,12 +75,19 @@ class Tokenizer:
 
         `tokenizer_config.json` gives the special tokens, whether a begin token is added and the
         chat template; `chat_template.jinja` (or `.json`) takes precedence for the template, as in
-        transformers. Raises TokenizerError.
+        transformers. Raises TokenizerError, and OptionError for what is no path.
         """
+        if not isinstance(path, str | Path):
+            raise OptionError(f"the tokenizer is {shown(path)}; give the path of a tokenizer.json")
         path = Path(path)
-        if path.is_dir():
-            path = path / "tokenizer.json"
-        if not path.is_file():
+        try:
+            path = path / "tokenizer.json" if path.is_dir() else path
+            found = path.is_file()
+        except OSError as error:  # too long a name, a folder that must not be read
+            raise TokenizerError(
+                f"{shown(str(path))} cannot be looked for ({error.strerror})"
+            ) from error
+        if not found:
             raise TokenizerError(
                 f"{path} does not exist; a tokenizer.json is needed (Hugging Face repositories of "
                 "the model have one)"
@@ -190,12 +199,26 @@ class Tokenizer:
         token = self._special_tokens.get(name)
         if token is None:
             return None
-        token_id: int | None = self.inner.token_to_id(token)
-        if token_id is None:
-            raise TokenizerError(
-                f"{self.source}: {name} is {token!r}, which is not in the vocabulary"
-            )
-        return token_id
+        return _known_id(self.inner, name, token, self.source)
+
+
+def _check_unicode(name: str, text: str, source: str) -> None:
+    # JSON can spell lone surrogates, which nothing could encode later.
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"{source}: {name} holds lone surrogates, which are no characters; get a fixed version "
+            "of the model"
+        ) from error
+
+
+def _known_id(inner: tokenizers.Tokenizer, name: str, token: str, source: str) -> int:
+    _check_unicode(name, token, source)
+    token_id: int | None = inner.token_to_id(token)
+    if token_id is None:
+        raise TokenizerError(f"{source}: {name} is {shown(token)}, which is not in the vocabulary")
+    return token_id
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -237,11 +260,7 @@ def _apply_added_tokens(
     for name, place in (("bos_token", 0), ("eos_token", 2)):
         token = special_tokens.get(name)
         if config.get(f"add_{name}") and token is not None:
-            token_id = inner.token_to_id(token)
-            if token_id is None:
-                raise TokenizerError(
-                    f"{source}: {name} is {token!r}, which is not in the vocabulary"
-                )
+            token_id = _known_id(inner, name, token, source)
             parts.insert(place, token)
             specials.append((token, token_id))
     inner.post_processor = TemplateProcessing(single=parts, special_tokens=specials)

@@ -23,6 +23,7 @@ from foretell import (
     EmptyPromptError,
     Engine,
     InputError,
+    ModelNotFoundError,
     OptionError,
     SamplingParams,
     Tokenizer,
@@ -90,12 +91,23 @@ def test_empty_prompts_are_refused(engine, prompt):
         (np.array([[1, 2]]), "holds "),
         (7, "the prompt is 7; pass text"),
         (b"text", "pass text or a list of token ids"),
+        (bytearray(b"text"), "pass text or a list of token ids"),
+        ({1, 2}, "pass text or a list of token ids"),
+        ({1: 2}, "pass text or a list of token ids"),
+        ({1: 2}.keys(), "pass text or a list of token ids"),
     ],
     ids=str,
 )
 def test_prompts_that_are_none_are_refused(engine, prompt, message):
     with pytest.raises(InputError, match=message):
         engine.stream(prompt)
+
+
+def test_a_number_too_long_to_show_is_still_refused_in_words(engine):
+    with pytest.raises(InputError, match="<int that cannot be shown>, which is not a token id"):
+        engine.stream([10**5000])
+    with pytest.raises(OptionError, match="seed is <int that cannot be shown>"):
+        engine.stream([1], seed=10**5000)
 
 
 def test_either_a_prompt_or_messages(engine):
@@ -169,6 +181,31 @@ def test_sampling_and_options_together(engine):
 def test_drafters_that_do_not_fit_are_refused(arguments, message):
     with pytest.raises(OptionError, match=message):
         Engine(random_table(4, 1, 0), **arguments)
+
+
+@pytest.mark.parametrize("model", [5, None, b"model", "x" * 5000, "\0", "\ud800", []])
+def test_what_names_no_model_is_refused(model):
+    with pytest.raises((OptionError, ModelNotFoundError), match=r"give a folder|cannot be looked"):
+        Engine(model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": []}, r"dtype is \[\]"),
+        ({"cache_dtype": {}}, r"cache_dtype is \{\}"),
+        ({"dtype": "int4"}, "dtype is 'int4'"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(arguments, message):
+    with pytest.raises(OptionError, match=message):
+        Engine("nowhere", **arguments)
+
+
+@pytest.mark.parametrize("tokenizer", [5, b"tokenizer.json", [], "x" * 5000])
+def test_what_names_no_tokenizer_is_refused(engine, tokenizer):
+    with pytest.raises((OptionError, TokenizerError), match=r"give the path|cannot be looked"):
+        Engine(engine.model, tokenizer=tokenizer)
 
 
 def test_the_default_drafter_is_the_draft_model_where_there_is_one():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,33 @@ def test_special_tokens_in_a_text_are_special_unless_asked_otherwise(tokenizer):
     assert end not in plain
     assert tokenizer.decode(plain) == "a<|im_end|>"
     assert tokenizer.encode("a<|im_end|>", add_special_tokens=False)[-1] == end
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"eos_token": "\ud800"},
+        {"bos_token": {"content": "\ud800"}},
+        {"bos_token": "\ud800", "add_bos_token": True},
+        {"pad_token": "a\udfff"},
+        {"chat_template": "{{ messages }}\ud800"},
+    ],
+)
+def test_a_model_with_lone_surrogates_is_a_tokenizer_error(folder, changes):
+    with pytest.raises(TokenizerError, match="holds lone surrogates"):
+        change_config(folder, **changes)
+
+
+def test_a_process_forked_while_another_thread_encodes_can_encode(tokenizer):
+    expected = tokenizer.encode("hello", add_special_tokens=False)
+    with tokenizer._lock:  # as another thread may hold it; none is left in the child to release it
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            same = tokenizer.encode("hello", add_special_tokens=False) == expected
+            os._exit(0 if same else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert tokenizer.encode("hello", add_special_tokens=False) == expected
 
 
 def test_lone_surrogates_and_other_nonsense_are_input_errors(tokenizer):

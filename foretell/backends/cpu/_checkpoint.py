@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from foretell import _hub
-from foretell._errors import CorruptModelError, ModelNotFoundError, TokenizerError
+from foretell._errors import (
+    CorruptModelError,
+    ModelNotFoundError,
+    OptionError,
+    TokenizerError,
+    shown,
+)
 from foretell._tokenizer import Tokenizer
 from foretell.backends.cpu import _gguf, _gguf_tokenizer, _huggingface
 from foretell.backends.cpu._config import DecoderConfig
@@ -44,8 +50,8 @@ def open_checkpoint(
     the hub ("org/name", at `revision`). `tokenizer` is a tokenizer.json to use instead of the
     model's own. `progress` is told in sentences about anything slow (a download).
 
-    Raises ModelNotFoundError, DownloadError, UnsupportedModelError, CorruptModelError and
-    TokenizerError; the message names the file and the field or tensor.
+    Raises ModelNotFoundError, DownloadError, UnsupportedModelError, CorruptModelError,
+    TokenizerError and OptionError; the message names the file and the field or tensor.
     """
     path = _resolve(source, revision, progress)
     own = None if tokenizer is None else Tokenizer.from_file(tokenizer)
@@ -57,16 +63,26 @@ def open_checkpoint(
 def _resolve(
     source: str | Path, revision: str | None, progress: Callable[[str], None] | None
 ) -> Path:
+    if not isinstance(source, str | Path):
+        raise OptionError(
+            f"the model is {shown(source)}; give a folder, a .gguf file, a repository on the hub "
+            "(organization/name) or 'demo'"
+        )
     path = Path(source)
-    if path.exists():
-        return path
+    try:
+        if path.exists():
+            return path
+    except OSError as error:  # too long a name, a folder that must not be read
+        raise ModelNotFoundError(
+            f"{shown(str(source))} cannot be looked for ({error.strerror})"
+        ) from error
     name = str(source)
     if name == _hub.DEMO:
         return _hub.demo_path(progress)
     if isinstance(source, Path) or not _hub.is_repository_name(name):
         raise ModelNotFoundError(
-            f"there is no file or folder {name!r}; give a folder with config.json, a .gguf file, "
-            "a repository on the hub (organization/name) or 'demo'"
+            f"there is no file or folder {shown(name)}; give a folder with config.json, a "
+            ".gguf file, a repository on the hub (organization/name) or 'demo'"
         )
     return _hub.snapshot_path(name, revision=revision)
 
