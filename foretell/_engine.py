@@ -110,9 +110,11 @@ class Engine:
         ``prompt`` is text or token ids, continued as it is; ``messages`` are put through the
         model's chat template. ``num_draft_tokens``: most tokens to draft at a step, 0 for plain
         decoding. ``verification``: "match" never changes the output, whatever is drafted;
-        "rejection" and "block" promise its exact distribution instead and accept more, for
-        drafters that make chains. ``options`` are the fields of SamplingParams; with ``n`` above 1
-        the result is the first completion, and its ``completions`` are all of them.
+        "rejection" and "block" promise its exact distribution instead, for drafters that make
+        chains. They accept more where the drafter draws from a distribution of its own
+        ("draft_model", "ngram"); other drafts are kept as often as with "match". ``options`` are
+        the fields of SamplingParams; with ``n`` above 1 the result is the first completion, and
+        its ``completions`` are all of them.
         Raises InputError (EmptyPromptError, ContextLengthError, OptionError) before any work.
         """
         results: dict[int, Generation] = {}
@@ -165,15 +167,13 @@ class Engine:
         if (prompt is None) == (messages is None):
             raise InputError("pass either a prompt or messages=[...]")
         if messages is not None:
-            tokenizer = self._require_tokenizer("messages")
+            tokenizer = self.require_tokenizer("messages")
             text = tokenizer.apply_chat_template(messages)
             tokens = tokenizer.encode(text, add_special_tokens=False)
         elif isinstance(prompt, str):
             if not prompt:
                 raise EmptyPromptError("the prompt is empty; pass some text to continue")
-            tokens = self._require_tokenizer("a text prompt").encode(
-                prompt, add_special_tokens=True
-            )
+            tokens = self.require_tokenizer("a text prompt").encode(prompt, add_special_tokens=True)
         else:
             tokens = _token_list(prompt, self.model.vocab_size)
         if not tokens:
@@ -185,11 +185,13 @@ class Engine:
             )
         return tokens
 
-    def _require_tokenizer(self, what: str) -> Tokenizer:
+    def require_tokenizer(self, what: str) -> Tokenizer:
+        """The tokenizer; raises TokenizerError, naming ``what`` needs it, where there is none."""
         if self.tokenizer is None:
             raise TokenizerError(
-                f"{what} needs a tokenizer, and this model came without one; pass "
-                "Engine(..., tokenizer='tokenizer.json') or a list of token ids"
+                f"{what} needs a tokenizer, and this model came without one; pass its "
+                "tokenizer.json (Engine(tokenizer=...), --tokenizer FILE)"
+                + ("; in Python, token ids do as well" if what == "a text prompt" else "")
             )
         return self.tokenizer
 
@@ -205,7 +207,7 @@ class Engine:
         """One request for each completion; raises for everything that cannot be carried out."""
         params.check_vocabulary(self.model.vocab_size)
         if params.stop:
-            self._require_tokenizer("stop")
+            self.require_tokenizer("stop")
         if not isinstance(verification, str) or verification not in RULES:
             raise OptionError(
                 f"verification is {verification!r}; use {', '.join(map(repr, RULES))}"
@@ -419,9 +421,14 @@ def _check_drafters(drafters: Sequence[str | Drafter], draft: object) -> None:
         if not isinstance(entry, Drafter) and entry not in DRAFTERS:
             raise OptionError(f"unknown drafter {entry!r}; the drafters are {', '.join(DRAFTERS)}")
     if "draft_model" in drafters and draft is None:
-        raise OptionError("the drafter 'draft_model' needs a model: pass draft=...")
+        raise OptionError(
+            "the drafter 'draft_model' needs a draft model: pass one (draft=..., --draft MODEL)"
+        )
     if draft is not None and "draft_model" not in drafters:
-        raise OptionError("a draft model was given, but 'draft_model' is not among the drafters")
+        raise OptionError(
+            "a draft model was given, but 'draft_model' is not among the drafters; name it too, or "
+            "leave the draft model out"
+        )
 
 
 def _load(

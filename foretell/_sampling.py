@@ -57,7 +57,8 @@ class SamplingParams:
     - ``top_p``, 0 to 1: keeps the fewest best tokens that together reach it, at least one; 1 is
       off, and 0 keeps the best (as in the OpenAI API; vLLM refuses 0).
 
-    At temperature 0 the last three change nothing.
+    At temperature 0 the last three, and ``seed``, change nothing, and that is no error (as in
+    vLLM); the command line refuses such options.
 
     *What else*
 

@@ -90,10 +90,13 @@ def fake_engine(
     *,
     says: str = "fox jumps",
     chat: bool = True,
+    tokenizer: bool = True,
     **settings: Any,
 ) -> Engine:
     """An engine on a SayingModel, with the drafters that were asked for."""
     model = SayingModel(says, byte_tokenizer(chat=chat), **settings)
+    if not tokenizer:
+        model.tokenizer = None
     return Engine(model, drafters=list(options.drafters) or None if options else None)
 
 

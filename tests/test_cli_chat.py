@@ -58,6 +58,15 @@ def test_a_model_without_chat_template_is_refused(run):
     assert "error: this model has no chat template" in ran.err
 
 
+def test_a_model_without_tokenizer_is_refused_for_that(run):
+    ran = run("chat", stdin=b"hello\n", tokenizer=False)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        "error: a conversation needs a tokenizer, and this model came without one; pass its "
+        "tokenizer.json (Engine(tokenizer=...), --tokenizer FILE)\n"
+    )
+
+
 @pytest.mark.parametrize("data", [b"\xff\n", b"hello\n\xff\n"])
 def test_input_that_is_not_utf8_is_an_error(run, data):
     ran = run("chat", stdin=data, ends=True)

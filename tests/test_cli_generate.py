@@ -123,6 +123,11 @@ class TestErrors:
             (["-", "--file", "y"], b"", "got a PROMPT and a --file; pass one of them"),
             ([""], b"", "the prompt is empty; pass some text"),
             (["-"], b"", "the prompt is empty; pass some text"),
+            (
+                ["hi", "there", "friend"],
+                b"",
+                "got 3 prompts; if they are one, put it in quotes: 'hi there friend'",
+            ),
             ([], b"\n", "the prompt is empty; pass some text"),
             (
                 ["-"],
@@ -130,6 +135,34 @@ class TestErrors:
                 "stdin is not valid UTF-8 (byte 2 is 0xff); convert it to UTF-8 first",
             ),
             (["a\udcff"], b"", "the prompt is not valid UTF-8; convert it to UTF-8 first"),
+            (
+                ["x", "--system", "a\udcff"],
+                b"",
+                "--system is not valid UTF-8; convert it to UTF-8 first",
+            ),
+            (
+                ["x", "--stop", "a\udcff"],
+                b"",
+                "--stop is not valid UTF-8; convert it to UTF-8 first",
+            ),
+            (
+                ["x", "--num-draft-tokens", "0", "--drafter", "ngram"],
+                b"",
+                "--drafter ngram cannot be used with --num-draft-tokens 0, which drafts nothing; "
+                "leave one of them out",
+            ),
+            (
+                ["x", "--num-draft-tokens", "0", "--draft", "demo"],
+                b"",
+                "--draft demo cannot be used with --num-draft-tokens 0, which drafts nothing; "
+                "leave one of them out",
+            ),
+            (
+                ["x", "--drafter", "draft_model"],
+                b"",
+                "the drafter 'draft_model' needs a draft model: pass one (draft=..., --draft "
+                "MODEL)",
+            ),
             (
                 ["x", "--system", "y", "--raw"],
                 b"",
@@ -168,6 +201,15 @@ class TestErrors:
         assert ran.code == 2
         assert "error: the prompt has 57 tokens, but the model's context is 40" in ran.err
 
+    def test_a_model_without_tokenizer(self, run):
+        ran = run("generate", "x", "--raw", tokenizer=False)
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err == (
+            "error: a text prompt needs a tokenizer, and this model came without one; pass its "
+            "tokenizer.json (Engine(tokenizer=...), --tokenizer FILE); in Python, token ids do as "
+            "well\n"
+        )
+
     def test_a_system_message_for_a_model_without_template(self, run):
         ran = run("generate", "x", "--system", "y", chat=False)
         assert "--system needs a chat template, and this model has none" in ran.err
@@ -182,7 +224,6 @@ class TestErrors:
             ["--num-draft-tokens", "-1"],
             ["--threads", "0"],
             ["--dtype", "float64"],
-            ["a", "second", "prompt"],
         ],
     )
     def test_bad_usage(self, run, arguments):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from foretell import DownloadError, _hub
 from foretell._hub import CachedModel
+from foretell.cli import _terminal
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +28,11 @@ def test_without_a_command_it_lists_name_size_and_place(run):
     )
 
 
-def test_an_empty_cache_is_an_empty_list(run, cache):
+def test_an_empty_cache_is_an_empty_list_and_a_hint(run, cache):
     cache.clear()
     ran = run("models")
-    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    assert (ran.code, ran.out) == (0, "")
+    assert ran.err == "no models yet; `foretell models pull demo` fetches the demo model\n"
 
 
 def test_where_prints_the_path_alone(run):
@@ -47,6 +50,29 @@ def test_where_for_a_model_that_is_not_there_says_how_to_get_it(run):
 def test_pull_prints_where_the_model_is_now(run, monkeypatch):
     monkeypatch.setattr(_hub, "pull", lambda name, progress: Path("/cache") / name)
     assert run("models", "pull", "a/b").out == "/cache/a/b\n"
+
+
+@pytest.mark.parametrize(("patience", "told"), [(0.01, "pulling a/b\n"), (60, "")])
+def test_a_pipe_is_told_of_a_pull_that_takes_long(run, monkeypatch, patience, told):
+    def pull(name, progress):
+        progress("looking")
+        progress(f"pulling {name}")
+        time.sleep(0.3)
+        return Path("/cache") / name
+
+    monkeypatch.setattr(_terminal, "PATIENCE", patience)
+    monkeypatch.setattr(_hub, "pull", pull)
+    ran = run("models", "pull", "a/b")
+    assert (ran.code, ran.out) == (0, "/cache/a/b\n")
+    assert ran.err.replace("looking\n", "") == told
+
+
+@pytest.mark.parametrize("arguments", [["where", "dmeo"], ["pull", "Demo"]])
+def test_a_misspelt_name_is_recognized(run, arguments):
+    ran = run("models", *arguments)
+    why = {"where": "is not in the cache", "pull": "cannot be pulled"}[arguments[0]]
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"error: {arguments[1]!r} {why}; did you mean 'demo'?\n"
 
 
 def test_a_failed_pull_is_an_error(run, monkeypatch):

@@ -28,10 +28,31 @@ def test_truncation_to_the_best_token(run, option):
     assert run("generate", "hello", *WARM, *option).out == ("fox jumps" * 4)[:30] + "\n"
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
-def test_every_rule_is_greedy_at_temperature_0(run, rule):
-    ran = run("generate", "hello", "--verification", rule, "--max-tokens", "30")
-    assert ran.out == ("fox jumps" * 4)[:30] + "\n"
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--top-p", "0.5"], "--top-p 0.5 changes"),
+        (["--top-k", "3"], "--top-k 3 changes"),
+        (["--min-p", "0.1"], "--min-p 0.1 changes"),
+        (["--seed", "0"], "--seed 0 changes"),
+        (["--verification", "block"], "--verification block changes"),
+        (["--seed", "3", "--temperature", "0"], "--seed 3 changes"),
+        (["--seed", "3", "--top-p", "0.5"], "--top-p 0.5 and --seed 3 change"),
+    ],
+)
+def test_what_would_be_ignored_at_temperature_0_is_refused(run, command, options, told):
+    ran = run(command, *options, stdin=b"hello")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        f"error: {told} nothing at temperature 0, where the best token is always taken; add "
+        "--temperature X, for example 0.7\n"
+    )
+
+
+def test_what_is_off_anyway_may_be_said_at_temperature_0(run):
+    off = ["--top-p", "1", "--top-k", "0", "--min-p", "0", "--verification", "match"]
+    assert run("generate", "hello", *off, "--max-tokens", "9").out == "fox jumps\n"
 
 
 def test_comparing_sampled_runs_settles_their_seed(run):
@@ -55,7 +76,7 @@ def test_what_promises_no_equal_tokens_is_not_compared(run):
     ],
 )
 def test_impossible_values(run, option, message):
-    ran = run("generate", "hello", *option)
+    ran = run("generate", "hello", "--temperature", "1", *option)
     assert ran.code == 2
     assert message in ran.err
 

@@ -224,8 +224,51 @@ class TestOnAPipe:
         process.wait()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+class TestOnAFullDisk:
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["--help"],
+            ["generate", "--help"],
+            ["generate", "hello", "--max-tokens", "9"],
+            ["generate", "hello", "--max-tokens", "9", "--json"],
+        ],
+    )
+    def test_it_is_said_in_one_line(self, arguments, unbuffered):
+        with Path("/dev/full").open("wb") as full:
+            ran = subprocess.run(
+                command(*arguments),
+                stdout=full,
+                stderr=subprocess.PIPE,
+                env=environment(PYTHONUNBUFFERED=unbuffered),
+                check=False,
+            )
+        assert ran.returncode == 2
+        assert ran.stderr == b"error: cannot write to the output: no space left on device\n"
+
+
 class TestCtrlC:
     SLOW = {"seconds": 0.05}  # noqa: RUF012
+
+    def test_while_the_program_loads_it_leaves_at_once(self, tmp_path):
+        # A library that is slow to import, and is waited for.
+        (tmp_path / "tokenizers.py").write_text(
+            "print('loading', flush=True)\nimport time\ntime.sleep(20)\n"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "foretell", "generate", "hello"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{FAKE.parent.parent}"),
+            preexec_fn=heed_ctrl_c,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"loading\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=10) == (b"", b"")
+        assert process.returncode == 130
 
     def test_it_ends_the_text_with_a_summary_and_code_130(self):
         terminal = Terminal(command("generate", "hello", "--max-tokens", "4000", **self.SLOW))

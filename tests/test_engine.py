@@ -173,7 +173,7 @@ def test_sampling_and_options_together(engine):
         ({"drafters": [PromptLookup]}, "unknown drafter"),
         ({"drafters": "prompt_lookup"}, r"drafters=\['prompt_lookup'\]"),
         ({"drafters": PromptLookup()}, "use a list"),
-        ({"drafters": ["draft_model"]}, r"needs a model: pass draft="),
+        ({"drafters": ["draft_model"]}, r"needs a draft model: pass one \(draft="),
         ({"drafters": ["prompt_lookup"], "draft": random_table(4, 1, 0)}, "not among the drafters"),
     ],
     ids=["name", "class", "string", "object", "no model", "no name"],

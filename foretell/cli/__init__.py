@@ -1,9 +1,12 @@
 """The ``foretell`` command."""
 
+from __future__ import annotations
+
 import io
 import sys
+from typing import Any
 
-from foretell.cli._app import app
+from foretell.cli._interrupt import leaving_at_ctrl_c
 
 __all__ = ["app", "main"]
 
@@ -15,4 +18,18 @@ def main() -> None:
             # A pipe gets UTF-8 whatever the locale; a terminal what it can show.
             encoding = None if stream.isatty() else "utf-8"
             stream.reconfigure(encoding=encoding, errors="replace")
-    app(prog_name="foretell")
+    with leaving_at_ctrl_c():
+        # Imported here: it takes a moment, in which Ctrl-C may come.
+        from foretell.cli._app import app
+        from foretell.cli._errors import named_output
+
+        with named_output():
+            app(prog_name="foretell")
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from foretell.cli._app import app
+
+    return app

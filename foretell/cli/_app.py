@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+import typer.core
 
 from foretell._engine import DEFAULT_NUM_DRAFT_TOKENS, DRAFTERS
 from foretell._sampling import SamplingParams
@@ -17,6 +18,14 @@ EXIT_CODES = (
     "Exit codes: 0 fine; 1 --compare found a difference; 2 could not run (the reason is on "
     "stderr); 130 interrupted with Ctrl-C."
 )
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose usage line shows a required argument as NAME, not as {NAME}."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
 
 app = typer.Typer(
     help="Speculative decoding that makes language models faster without changing one token.",
@@ -34,6 +43,14 @@ models_app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(models_app, name="models")
+
+DRAFTER_NOTES = {
+    "prompt_lookup": "repeats what followed the same words earlier in the text",
+    "draft_model": "asks the small model of --draft",
+    "ngram": "guesses from word counts of the text, also where nothing repeats",
+    "suffix": "like prompt_lookup, from longer matches and their counts",
+    "recycling": "repeats what the model itself thought likely after the same token",
+}
 
 Model = Annotated[
     str,
@@ -53,7 +70,9 @@ Drafters = Annotated[
     typer.Option(
         "--drafter",
         metavar="NAME",
-        help=f"Drafter to ask: {', '.join(DRAFTERS)}. Repeatable, asked in this order.",
+        help="Drafter to ask: "
+        + "; ".join(f"{name} ({DRAFTER_NOTES[name]})" for name in DRAFTERS)
+        + ". Repeatable, asked in this order.",
         show_default="draft_model if --draft is given, else prompt_lookup",
     ),
 ]
@@ -101,8 +120,9 @@ Verification = Annotated[
     Literal["match", "rejection", "block"],
     typer.Option(
         metavar="RULE",
-        help="How drafts are accepted: match (the very tokens of plain decoding), rejection or "
-        "block (their exact distribution; more is accepted).",
+        help="How drafts are accepted when sampling: match (the very tokens of plain decoding), "
+        "rejection or block (their exact distribution; more is accepted where the drafter draws "
+        "from one of its own: draft_model, ngram).",
     ),
 ]
 Stop = Annotated[
@@ -143,11 +163,12 @@ def foretell(
     pass
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=EXIT_CODES, context_settings={"allow_extra_args": True})
 def generate(
+    context: typer.Context,
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPT]", help="The prompt, or - to read it from stdin."),
+        typer.Argument(metavar="PROMPT", help="The prompt, in quotes, or - to read it from stdin."),
     ] = None,
     file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Read the prompt from a file.")
@@ -190,21 +211,24 @@ def generate(
     """
     with reported(debug):
         from foretell.cli import _compare, _generate
-        from foretell.cli._prompt import read_prompt
+        from foretell.cli._options import refuse_ignored
+        from foretell.cli._prompt import check_text, check_texts, read_prompt
 
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            stop=check_texts(stop, "--stop"),
+        )
+        refuse_ignored(sampling, verification, num_draft_tokens, drafter or (), draft)
         request = _generate.Request(
-            read_prompt(prompt, file),
-            system,
+            read_prompt(prompt, file, context.args),
+            check_text(system, "--system"),
             raw,
-            SamplingParams(
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
-                min_p=min_p,
-                seed=seed,
-                stop=tuple(stop or ()),
-            ),
+            sampling,
             num_draft_tokens,
             verification,
         )
@@ -243,6 +267,8 @@ def chat(
     """
     with reported(debug):
         from foretell.cli import _chat
+        from foretell.cli._options import refuse_ignored
+        from foretell.cli._prompt import check_text, check_texts
 
         sampling = SamplingParams(
             max_tokens=max_tokens,
@@ -251,11 +277,16 @@ def chat(
             top_k=top_k,
             min_p=min_p,
             seed=seed,
-            stop=tuple(stop or ()),
+            stop=check_texts(stop, "--stop"),
         )
+        refuse_ignored(sampling, verification, num_draft_tokens, drafter or (), draft)
         options = _load.ModelOptions(model, draft, tuple(drafter or ()), dtype, threads, tokenizer)
         code = _chat.chat(
-            _load.load_engine(options), system, sampling, num_draft_tokens, verification
+            _load.load_engine(options),
+            check_text(system, "--system"),
+            sampling,
+            num_draft_tokens,
+            verification,
         )
     raise typer.Exit(code)
 
@@ -270,7 +301,7 @@ def models(context: typer.Context) -> None:
             _models.show_cached()
 
 
-@models_app.command("pull", epilog=EXIT_CODES)
+@models_app.command("pull", cls=Command, epilog=EXIT_CODES)
 def models_pull(
     name: Annotated[str, typer.Argument(metavar="NAME", help="'demo', or a name on the hub.")],
     debug: Debug = False,
@@ -282,7 +313,7 @@ def models_pull(
         _models.pull(name)
 
 
-@models_app.command("where", epilog=EXIT_CODES)
+@models_app.command("where", cls=Command, epilog=EXIT_CODES)
 def models_where(
     name: Annotated[str, typer.Argument(metavar="NAME", help="'demo', or a name on the hub.")],
     debug: Debug = False,

@@ -31,6 +31,7 @@ def chat(
     verification: str = "match",
 ) -> ExitCode:
     """Take turns until the user leaves; the cache is kept between turns."""
+    engine.require_tokenizer("a conversation")
     if not has_chat_template(engine):
         raise OptionError(
             "this model has no chat template, so it cannot hold a conversation; use an "

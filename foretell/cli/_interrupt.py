@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
+
+INTERRUPTED = 130
+"""The exit code of Ctrl-C."""
+
+
+@contextmanager
+def leaving_at_ctrl_c() -> Iterator[None]:
+    """While entered, Ctrl-C ends the process on the spot: nothing has begun that needs an end.
+
+    Until ``raising_at_ctrl_c``. Where Ctrl-C is ignored or somebody else's, it stays so.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def raising_at_ctrl_c() -> None:
+    """From here on Ctrl-C is a KeyboardInterrupt again."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    if sys.stderr.isatty():
+        os.write(sys.stderr.fileno(), b"\n")
+    os._exit(INTERRUPTED)
 
 
 class Interrupt:

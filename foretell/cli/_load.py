@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretell._engine import Engine
-from foretell.cli._terminal import progress
+from foretell.cli._terminal import announced
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,13 @@ class ModelOptions:
 
 def load_engine(options: ModelOptions) -> Engine:
     """The engine for these options. Raises ForetellError where something does not fit."""
-    return Engine(
-        options.model,
-        options.draft,
-        list(options.drafters) or None,
-        options.dtype,
-        options.threads,
-        tokenizer=options.tokenizer,
-        progress=progress,
-    )
+    with announced() as progress:
+        return Engine(
+            options.model,
+            options.draft,
+            list(options.drafters) or None,
+            options.dtype,
+            options.threads,
+            tokenizer=options.tokenizer,
+            progress=progress,
+        )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 
 from foretell import _hub
-from foretell.cli._terminal import progress, visible
+from foretell.cli._terminal import announced, note, visible
 
 
 def show_cached() -> None:
     """One line for each cached model: name, size, path."""
     models = _hub.list_cached()
     if not models:
-        progress("no models yet; `foretell models pull demo` fetches the demo model")
+        note("no models yet; `foretell models pull demo` fetches the demo model")
     width = max((len(model.name) for model in models), default=0)
     for model in models:
         size = f"{model.size / 1e6:,.0f} MB"
@@ -21,7 +21,9 @@ def show_cached() -> None:
 
 def pull(name: str) -> None:
     """Fetch a model and print where it is."""
-    sys.stdout.write(f"{_hub.pull(name, progress=progress)}\n")
+    with announced() as progress:
+        path = _hub.pull(name, progress=progress)
+    sys.stdout.write(f"{path}\n")
 
 
 def where(name: str) -> None:

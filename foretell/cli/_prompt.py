@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from foretell._errors import EmptyPromptError, InputError
 
+Text = TypeVar("Text", bound=str | None)
 
-def read_prompt(argument: str | None, file: Path | None) -> str:
+
+def read_prompt(argument: str | None, file: Path | None, more: Sequence[str] = ()) -> str:
     """The prompt: the argument, a file, or stdin for ``-`` or where stdin is not a terminal.
 
     One line end at the end of a file or of stdin is left out: editors and ``echo`` add it.
     """
+    if argument is not None and more:
+        raise InputError(
+            f"got {1 + len(more)} prompts; if they are one, put it in quotes: "
+            f"{_quoted([argument, *more])}"
+        )
     if argument is not None and file is not None:
         raise InputError("got a PROMPT and a --file; pass one of them")
     if file is not None:
@@ -31,13 +41,24 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     return prompt
 
 
-def check_text(text: str, what: str) -> str:
-    """``text``, if it was valid UTF-8 before Python decoded it."""
+def check_text(text: Text, what: str) -> Text:
+    """``text``, if there is any, and if it was valid UTF-8 before Python decoded it."""
     try:
-        text.encode()
+        if text is not None:
+            text.encode()
     except UnicodeEncodeError:
         raise InputError(f"{what} is not valid UTF-8; convert it to UTF-8 first") from None
     return text
+
+
+def check_texts(texts: Sequence[str] | None, what: str) -> tuple[str, ...]:
+    """The same for several, or none."""
+    return tuple(check_text(text, what) for text in texts or ())
+
+
+def _quoted(words: Sequence[str]) -> str:
+    text = " ".join(words)
+    return shlex.quote(text) if len(text) <= 60 else '"..."'
 
 
 def _read_file(file: Path) -> bytes:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Timer
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
 
 DRAFTED_STYLE = "green"
 NOTE_STYLE = "dim"
+PATIENCE = 2.0
+"""Seconds that may pass in silence."""
 
 _HARMLESS = "\n\t"
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in _HARMLESS}
@@ -120,5 +125,35 @@ def has_colour() -> bool:
 def progress(text: str) -> None:
     """A note about slow work, where someone is watching."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"{visible(text)}\n")
-        sys.stderr.flush()
+        note(text)
+
+
+def note(text: str) -> None:
+    """A line on stderr."""
+    sys.stderr.write(f"{visible(text)}\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def announced() -> Iterator[Callable[[str], None]]:
+    """``progress`` for a piece of work that may be so slow that a pipe is told as well.
+
+    What takes longer than PATIENCE is, on stderr: a download, compiling, a large model.
+    """
+    waiting: list[Timer] = []
+
+    def tell(text: str) -> None:
+        while waiting:
+            waiting.pop().cancel()
+        if sys.stderr.isatty():
+            note(text)
+        else:
+            waiting.append(Timer(PATIENCE, note, [text]))
+            waiting[0].daemon = True
+            waiting[0].start()
+
+    try:
+        yield tell
+    finally:
+        while waiting:
+            waiting.pop().cancel()

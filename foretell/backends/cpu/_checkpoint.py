@@ -81,8 +81,12 @@ def _resolve(
         return _hub.demo_path(progress)
     if isinstance(source, Path) or not _hub.is_repository_name(name):
         raise ModelNotFoundError(
-            f"there is no file or folder {shown(name)}; give a folder with config.json, a "
-            ".gguf file, a repository on the hub (organization/name) or 'demo'"
+            f"there is no file or folder {shown(name)}"
+            + (
+                _hub.suggestion(name)
+                or "; give a folder with config.json, a .gguf file, a repository on the hub "
+                "(organization/name) or 'demo'"
+            )
         )
     return _hub.snapshot_path(name, revision=revision)
 
@@ -108,6 +112,8 @@ def _open_folder(folder: Path, tokenizer: Tokenizer | None) -> Checkpoint:
 def _open_gguf(path: Path, tokenizer: Tokenizer | None) -> Checkpoint:
     if not path.is_file():
         raise ModelNotFoundError(f"{path} is neither a file nor a folder")
+    if path.suffix in (".json", ".safetensors", ".jinja"):
+        raise ModelNotFoundError(f"{path} is one file of a model; pass its folder, {path.parent}")
     file = _gguf.GgufFile(path)
     config = _gguf.read_config(file)
     config, tensors = settle(config, _gguf.read_tensors(file, config), str(path))

@@ -236,7 +236,10 @@ def _check_memory(needed: int, dtype: str, source: str) -> None:
     if needed > available:
         smaller = ""
         if dtype == "float32":
-            smaller = "; try dtype='bfloat16', which takes half, or 'int8', which takes a quarter"
+            smaller = (
+                "; try bfloat16, which takes half, or int8, which takes a quarter (dtype=..., "
+                "--dtype)"
+            )
         raise InsufficientMemoryError(
             f"{source} needs {needed / 1e9:.1f} GB in {dtype}, and {available / 1e9:.1f} GB of "
             f"memory are available{smaller or '; use a smaller model'}"
