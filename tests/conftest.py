@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from fake_engine import fake_engine
 
-from foretell.cli import _load, main
+from foretell.cli import _load
+from foretell.cli import run as run_cli
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def run(
         monkeypatch.setattr(sys, "argv", ["foretell", *arguments])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8"))
         with pytest.raises(SystemExit) as exit_:
-            main()
+            run_cli()
         sys.stdout.flush()
         out, err = capfdbinary.readouterr()
         code = exit_.value.code

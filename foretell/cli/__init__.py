@@ -6,13 +6,21 @@ import io
 import sys
 from typing import Any
 
-from foretell.cli._interrupt import leaving_at_ctrl_c
+from foretell.cli._interrupt import ignore_ctrl_c, leaving_at_ctrl_c
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "run"]
 
 
 def main() -> None:
-    """Run the command line; never returns."""
+    """Run the command line and end the process."""
+    try:
+        run()
+    finally:
+        ignore_ctrl_c()  # all is said, and the exit code stands
+
+
+def run() -> None:
+    """Run the command line; raises SystemExit."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A pipe gets UTF-8 whatever the locale; a terminal what it can show.

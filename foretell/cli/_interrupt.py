@@ -35,6 +35,11 @@ def raising_at_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def ignore_ctrl_c() -> None:
+    """For the moment in which Python ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     if sys.stderr.isatty():
         os.write(sys.stderr.fileno(), b"\n")
