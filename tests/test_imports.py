@@ -55,7 +55,11 @@ MAY_IMPORT = {
         "_errors _logprobs _sampling _model _draft _verify _result _stop _policy _decode "
         "_tokenizer _stream_decoder drafters backends/cpu"
     ),
-    "cli": "_errors _version _sampling _verify _result _engine _hub",
+    "check": (
+        "_errors _version _noise _logprobs _sampling _model _draft _verify _policy _result _stop "
+        "_decode _engine _hub drafters backends/table"
+    ),
+    "cli": "_errors _version _sampling _verify _result _engine _hub check",
     "__main__": "cli",
     "__init__": (
         "_version _errors _logprobs _sampling _model _draft _verify _result _tokenizer _engine"
@@ -70,7 +74,7 @@ EMPTY = ("backends",)  # a namespace, nothing more
 LIBRARIES = {
     "numpy": (
         "_noise _support _logprobs _sampling _model _draft _verify _policy drafters "
-        "backends/table backends/cpu reference"
+        "backends/table backends/cpu check reference"
     ),
     "numba": "backends/cpu",
     "llvmlite": "backends/cpu",
@@ -84,6 +88,9 @@ LIBRARIES = {
     "platformdirs": "_cache",
     "rich": "cli _demo",
     "typer": "cli",
+    # Extras, each in one file.
+    "torch": "check",
+    "transformers": "check",
 }
 
 
@@ -147,6 +154,17 @@ def test_a_library_is_imported_only_where_it_is_needed(module):
     outside = {name.split(".")[0] for name in imports(MODULES[module])}
     for library in outside - set(sys.stdlib_module_names) - {"foretell", "__future__"}:
         assert part in LIBRARIES.get(library, "").split(), f"{part} must not import {library}"
+
+
+def test_an_extra_is_imported_in_one_file_and_there_only_when_it_is_used():
+    for module, tree in MODULES.items():
+        outside = {name.split(".")[0] for name in imports(tree)}
+        if module != "foretell.check._transformers":
+            assert not outside & {"torch", "transformers"}, module
+        assert not {name.split(".")[0] for name in imports(tree, running=True)} & {
+            "torch",
+            "transformers",
+        }, module
 
 
 def test_drafters_do_not_import_one_another():

@@ -149,7 +149,7 @@ def _first_difference(left: FloatArray, right: FloatArray) -> int | None:
     """The first position of a cache, (layers, heads, length, width), with other bits."""
     shorter = min(left.shape[2], right.shape[2])
     bits = [
-        np.ascontiguousarray(np.moveaxis(x[:, :, :shorter], 2, 0)).view(np.uint32)
+        np.ascontiguousarray(np.moveaxis(x[:, :, :shorter], 2, 0)).view(np.uint8)
         for x in (left, right)
     ]
     wrong = (bits[0] != bits[1]).reshape(shorter, -1).any(axis=1)

@@ -1,9 +1,9 @@
 """Other engines: the same questions with speculation and without, asked from outside.
 
 Nothing is known of such an engine but what it answers. Many compute in 16 bits, where a pass of
-several tokens rounds otherwise than a pass of one; two tokens that are nearly as good as each other
-then change places without any error in the algorithm. So a difference is held against the reference's
-own log-probabilities, and called a near-tie where it is one.
+several tokens rounds otherwise than a pass of one; two tokens that are nearly as good as each
+other then change places without any error in the algorithm. So a difference is held against the
+reference's own log-probabilities, and called a near-tie where it is one.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TOP = 5
 class Answer:
     """A greedy continuation.
 
-    ``tokens`` are its pieces of text; empty where the engine does not tell. ``logprobs`` are theirs,
-    and ``top`` the best alternatives at each place, by piece; empty where not told.
+    ``tokens`` are its pieces of text, ``logprobs`` theirs, and ``top`` the best alternatives at
+    each place, by piece; empty where the engine does not tell.
     """
 
     text: str

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from foretell._errors import MissingExtraError, ModelNotFoundError
+from foretell._errors import MissingExtraError, ModelNotFoundError, OptionError
 from foretell.check._others import NEAR_TIE, NEAR_TIE_FLOAT32, TOP, Answer
 
 LOOKUP_TOKENS = 5
+DTYPES = {"native": "auto", "float32": "float32", "bfloat16": "bfloat16"}
 
 
 class Transformers:
@@ -73,12 +74,15 @@ class Transformers:
 
 
 def pair(
-    source: str | Path, draft: str | Path | None = None, *, dtype: str = "float32"
+    source: str | Path, draft: str | Path | None = None, *, dtype: str = "native"
 ) -> tuple[Transformers, Transformers]:
     """The same model without and with assistance: by ``draft``, else by prompt lookup.
 
-    Raises MissingExtraError, and ModelNotFoundError for what transformers cannot load.
+    ``dtype`` is "native" (as in the files), "float32" or "bfloat16". Raises MissingExtraError,
+    OptionError, and ModelNotFoundError for what transformers cannot load.
     """
+    if dtype not in DTYPES:
+        raise OptionError(f"dtype is {dtype!r}; with transformers use {', '.join(DTYPES)}")
     try:
         import torch
         import transformers
@@ -88,7 +92,7 @@ def pair(
         ) from error
     assistance: dict[str, Any] = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
     try:
-        options = {"dtype": getattr(torch, dtype)}
+        options = {"dtype": DTYPES[dtype]}
         model = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         if draft is not None:
@@ -99,7 +103,7 @@ def pair(
     about = {
         "transformers": transformers.__version__,
         "torch": torch.__version__,
-        "dtype": dtype,
+        "dtype": str(model.dtype).removeprefix("torch."),
         "model": {"source": str(source), "draft": None if draft is None else str(draft)},
     }
     return Transformers(model, tokenizer, {}, about), Transformers(

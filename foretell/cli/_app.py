@@ -15,8 +15,8 @@ from foretell.cli import _load
 from foretell.cli._errors import reported
 
 EXIT_CODES = (
-    "Exit codes: 0 fine; 1 --compare found a difference; 2 could not run (the reason is on "
-    "stderr); 130 interrupted with Ctrl-C."
+    "Exit codes: 0 fine; 1 --compare or check found a difference; 2 could not run (the reason is "
+    "on stderr); 130 interrupted with Ctrl-C."
 )
 
 
@@ -287,6 +287,71 @@ def chat(
             sampling,
             num_draft_tokens,
             verification,
+        )
+    raise typer.Exit(code)
+
+
+@app.command(epilog=EXIT_CODES)
+def check(
+    model: Model = "demo",
+    draft: DraftModel = None,
+    drafter: Drafters = None,
+    dtype: Dtype = "native",
+    threads: Threads = None,
+    tokenizer: TokenizerFile = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Prompts to compare on, one on a line.",
+            show_default="a few of its own",
+        ),
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Check another engine: an OpenAI-compatible server that speculates.",
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The same server without speculation, for --endpoint."),
+    ] = None,
+    transformers: Annotated[
+        bool,
+        typer.Option(
+            "--transformers",
+            help="Check transformers' assisted generation on --model, a folder or a name on the "
+            "hub (with --draft as the assistant, else by prompt lookup).",
+        ),
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer of everything.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of tables.")
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Draws the tables and the samples.")
+    ] = 0,
+    debug: Debug = False,
+) -> None:
+    """Prove on this machine that speculation changes nothing, or find where it does.
+
+    Exact distributions on small tables, samples, and the bits of tokens, log-probabilities and
+    cache on your own model; then errors planted on purpose, which must all be found.
+    docs/losslessness.md explains the report. Exit code 1 if a guarantee is broken, 2 also if
+    the check itself failed.
+    """
+    with reported(debug):
+        from foretell.cli import _check
+
+        code = _check.check(
+            _load.ModelOptions(model, draft, tuple(drafter or ()), dtype, threads, tokenizer),
+            _check.Others(endpoint, reference, transformers),
+            prompts,
+            quick=quick,
+            as_json=json,
+            seed=seed,
         )
     raise typer.Exit(code)
 
