@@ -61,16 +61,15 @@ def scenario(
     table = _table(rng, (vocab_size,) * 3)
     first = _table(rng, (vocab_size,) * 2)
     near: FloatArray = table[0] + rng.normal(size=first.shape).astype(np.float32) / 2
-    drafters: dict[str, Callable[[], Drafter]] = {
+    makers: dict[str, Callable[[], Drafter]] = {
         "perfect": lambda: DraftModel(TableModel(table)),
         "near": lambda: DraftModel(TableModel(near)),
         "random": lambda: DraftModel(TableModel(first)),
         "adversarial": lambda: DraftModel(TableModel(-3 * table)),
-        "fixed": lambda: Fixed(rng_tokens),
-        "ngram": lambda: Ngram(),
+        "fixed": lambda: Fixed(rng.integers(vocab_size, size=8).tolist()),
+        "ngram": Ngram,
         "bush": lambda: Bush(first),
     }
-    rng_tokens = rng.integers(vocab_size, size=8).tolist()
     params = {
         "sampling": SamplingParams(temperature=1.0, max_tokens=max_tokens),
         "processors": SamplingParams(
@@ -88,7 +87,7 @@ def scenario(
     return Scenario(
         f"{kind}, {drafter} drafter",
         table,
-        drafters[drafter],
+        makers[drafter](),
         params,
         eos_token_ids=(vocab_size - 1,) if kind == "end" else (),
         num_draft_tokens=4 if drafter == "bush" else 2,

@@ -23,7 +23,7 @@ def sampled(scenario: Scenario, rule: Rule, *, seed: int, samples: int, false_al
     """Outputs of the public engine, one for each of ``samples`` seeds."""
     engine = Engine(
         TableModel(scenario.table, eos_token_ids=scenario.eos_token_ids),
-        drafters=[scenario.drafter()],
+        drafters=[scenario.drafter],
     )
     counts: Counter[Tokens] = Counter()
     for index in range(samples):
@@ -46,8 +46,7 @@ def sampled_with(
     for index in range(samples):
         own = key_of(seed, index)
         noise = SharedKeyedNoise(own) if parts.shares_noise else KeyedNoise(own)
-        one = replace(scenario, params=replace(scenario.params, seed=own))
-        counts[decoded(one, rule, noise, parts, memo).tokens] += 1
+        counts[decoded(scenario, rule, noise, parts, memo, seed=own).tokens] += 1
     return _fit(scenario, counts, false_alarm)
 
 

@@ -33,7 +33,7 @@ class Scenario:
 
     name: str
     table: FloatArray
-    drafter: Callable[[], Drafter]
+    drafter: Drafter
     params: SamplingParams
     prompt: tuple[int, ...] = (1,)
     num_draft_tokens: int = 2
@@ -94,10 +94,13 @@ def decoded(
     noise: Noise,
     parts: Parts = RIGHT,
     memo: dict[bytes, Floats] | None = None,
+    *,
+    seed: int = 0,
 ) -> Outcome:
     """One request decoded to its end; plainly, by the first of RULES, where ``rule`` is None.
 
-    ``memo`` may be shared by all runs of a scenario.
+    ``memo`` may be shared by all runs of a scenario. ``seed`` is that of the target's own choices
+    where ``noise`` does not make them.
     """
     params = scenario.params
     memo = {} if memo is None else memo
@@ -105,7 +108,7 @@ def decoded(
         NoisySampler(
             RequestSampler(
                 params,
-                seed=params.seed or 0,
+                seed=seed,
                 prompt_length=len(scenario.prompt),
                 eos_token_ids=scenario.eos_token_ids,
             ),
@@ -121,7 +124,7 @@ def decoded(
     )
     policy = FixedPolicy(
         model,
-        [parts.drafter(scenario.drafter())],
+        [parts.drafter(scenario.drafter)],
         0 if rule is None else scenario.num_draft_tokens,
         rule=used,
         sampler=parts.drawing(drawing),
