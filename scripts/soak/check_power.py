@@ -1,6 +1,7 @@
 """Measure how often `foretell check` finds planted errors, and how often what is not there.
 
     python scripts/soak/check_power.py --seeds 100 --clean 200 --output check_power.json
+    python scripts/soak/check_power.py --table check_power.json
 
 Three parts. *Power*: every planted error under every rule, by enumeration on tables drawn by each
 seed, and by samples of the kit's own size where a sample shows it. *False alarms*: the kit's tests
@@ -101,6 +102,26 @@ def tail(samples: int) -> dict[str, Any]:
     }
 
 
+def table(record: dict[str, Any]) -> str:
+    """The table of `docs/losslessness.md`."""
+    sampled = {(row["error"], row["rule"]): row for row in record["sampling"]}
+    lines = [
+        "| planted | rule | is an error | found by enumeration | found by samples |",
+        "|---|---|---|---|---|",
+    ]
+    for row in record["enumeration"]:
+        other = sampled.get((row["error"], row["rule"]))
+        cells = [
+            row["error"],
+            f"`{row['rule']}`",
+            "yes" if row["is_error"] else "no",
+            f"{row['found']} of {row['of']}",
+            f"{other['found']} of {other['of']}" if other else "",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=100)
@@ -108,7 +129,11 @@ def main() -> int:
     parser.add_argument("--tail", type=int, default=200_000)
     parser.add_argument("--output", type=Path, default=Path("check_power.json"))
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--table", type=Path, help="print the table of a record, measure nothing")
     options = parser.parse_args()
+    if options.table is not None:
+        print(table(json.loads(options.table.read_text("utf-8"))))
+        return 0
     record: dict[str, Any] = {
         "command": f"python scripts/soak/check_power.py --seeds {options.seeds} "
         f"--clean {options.clean} --tail {options.tail}",

@@ -18,7 +18,9 @@ PROMPTS = ("red, green, blue, red, green, blue, red,", "hello hello hello", "abc
 @pytest.mark.parametrize("with_draft", [False, True])
 def test_assisted_generation_is_compared_with_plain(tmp_path, with_draft):
     folder = tiny_checkpoint(tmp_path / "target", "llama", seed=1, tokenizer=True)
-    draft = tiny_checkpoint(tmp_path / "draft", "llama", seed=2, tokenizer=True) if with_draft else None
+    draft = (
+        tiny_checkpoint(tmp_path / "draft", "llama", seed=2, tokenizer=True) if with_draft else None
+    )
     plain, assisted = pair(folder, draft, dtype="float32")
     report = compare_engines(plain, assisted, PROMPTS, max_tokens=12, samples=30)
     assert report.verdict in (Verdict.LOSSLESS, Verdict.NEAR_TIES), report.to_dict()
