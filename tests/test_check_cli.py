@@ -114,3 +114,8 @@ def test_a_file_without_prompts_is_an_error(run, tmp_path):
     assert "holds no prompt" in run("check", "--prompts", str(file)).err
     file.write_bytes(b"\xff\xfe\xff")
     assert "not valid UTF-8" in run("check", "--prompts", str(file)).err
+
+
+def test_help_documents_the_exit_codes(run):
+    said = " ".join(run("check", "--help").out.split())
+    assert "Exit codes: 0 every guarantee held; 1 one is broken; 2 could not run" in said

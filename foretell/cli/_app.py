@@ -15,8 +15,12 @@ from foretell.cli import _load
 from foretell.cli._errors import reported
 
 EXIT_CODES = (
-    "Exit codes: 0 fine; 1 --compare or check found a difference; 2 could not run (the reason is "
-    "on stderr); 130 interrupted with Ctrl-C."
+    "Exit codes: 0 fine; 1 --compare found a difference; 2 could not run (the reason is on "
+    "stderr); 130 interrupted with Ctrl-C."
+)
+CHECK_EXIT_CODES = (
+    "Exit codes: 0 every guarantee held; 1 one is broken; 2 could not run, or not be trusted (the "
+    "reason is on stderr, or in the report); 130 interrupted with Ctrl-C."
 )
 
 
@@ -291,7 +295,7 @@ def chat(
     raise typer.Exit(code)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=CHECK_EXIT_CODES)
 def check(
     model: Model = "demo",
     draft: DraftModel = None,
@@ -339,8 +343,7 @@ def check(
 
     Exact distributions on small tables, samples, and the bits of tokens, log-probabilities and
     cache on your own model; then errors planted on purpose, which must all be found.
-    docs/losslessness.md explains the report. Exit code 1 if a guarantee is broken, 2 also if
-    the check itself failed.
+    docs/losslessness.md explains the report.
     """
     with reported(debug):
         from foretell.cli import _check
