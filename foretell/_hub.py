@@ -149,10 +149,11 @@ def snapshot_path(name: str, *, revision: str | None = None) -> Path:
 
 def _cached_repositories() -> list[CachedModel]:
     import huggingface_hub
+    from huggingface_hub import constants
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repositories = huggingface_hub.scan_cache_dir().repos
+        repositories = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE).repos
     except (CacheNotFound, ValueError, OSError):
         return []
     models = []
