@@ -173,6 +173,12 @@ def test_another_distribution_of_first_tokens_is_a_violation():
     assert report.verdict is Verdict.VIOLATION
 
 
+def test_too_few_samples_prove_nothing_and_say_so():
+    found = case(compared(samples=4), "sampled first tokens")
+    assert found.result is Result.SKIPPED
+    assert "too few to tell" in found.detail
+
+
 def test_an_answer_that_ends_early_is_a_difference():
     class Short:
         name, near_tie, about = "short", 0.25, {}

@@ -105,4 +105,6 @@ def test_two_samples_of_one_distribution_fit_and_of_two_do_not():
     assert fit_two(sample(p, 400), sample(p, 300), 1e-6).fits
     assert not fit_two(sample(p, 400), sample(q, 300), 1e-6).fits
     assert fit_two(Counter(a=200), Counter(a=200), 1e-6).fits
+    rare = [Counter(range(start, start + 400)) for start in (0, 1000)]
+    assert fit_two(*rare, 1e-6).degrees == 7  # nothing came twice, yet there is something to test
     assert not fit_two(Counter(a=200), Counter(b=200), 1e-6).fits

@@ -235,7 +235,7 @@ def _control_job(
         except ForetellError as raised:
             different, detail = Difference("error", 0), str(raised)
         found = different is not None
-        return [planted_result(error, RULES["match"], "bitwise, this model", found, detail)]
+        return [planted_result(error, RULES["match"], "bitwise", found, detail)]
 
     return control
 

@@ -243,12 +243,22 @@ def _logprobs(pairs: _Pairs, near_tie: float) -> Case:
 
 def _sampled(first: Counter[str], second: Counter[str]) -> Case:
     found = fit_two(first, second, FALSE_ALARM)
+    outcomes = len({*first, *second})
+    result = Result.PASSED if found.fits else Result.FAILED
+    if found.fits and found.degrees == 0 and outcomes > 1:
+        return Case(
+            "other engine",
+            "sampled first tokens",
+            None,
+            Result.SKIPPED,
+            f"{found.samples} samples with {outcomes} outcomes are too few to tell",
+        )
     return Case(
         "other engine",
         "sampled first tokens",
         None,
-        Result.PASSED if found.fits else Result.FAILED,
-        f"{found.samples} samples of 3 tokens, {len({*first, *second})} outcomes: chi-square "
+        result,
+        f"{found.samples} samples of 3 tokens, {outcomes} outcomes: chi-square "
         f"{found.chi_square:.1f} with {found.degrees} degrees of freedom, p {found.p_value:.2g}; "
         f"total variation {found.total_variation:.3f} (chance alone about {found.noise_floor:.3f})",
         {

@@ -24,8 +24,8 @@ class Verdict(StrEnum):
     LOSSLESS = "lossless", "Nothing differs from what is guaranteed.", 0
     NEAR_TIES = (
         "near-ties",
-        "Outputs differ, but only where the two best tokens are so close that rounding in 16-bit "
-        "arithmetic can turn them round. No algorithmic error was found.",
+        "Something differs, but by no more than rounding explains: near-ties between the two best "
+        "tokens, or the last digits of log-probabilities. No algorithmic error was found.",
         0,
     )
     VIOLATION = "violation", "A guarantee is broken; the cases say where.", 1

@@ -6,11 +6,13 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
+from zlib import crc32
 
 import numpy as np
 
 LEAST_EXPECTED = 10.0
 """Outcomes expected less often than that are counted together."""
+BUCKETS = 8
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -67,6 +69,7 @@ def fit(
 def fit_two(first: Mapping[Outcome, int], second: Mapping[Outcome, int], false_alarm: float) -> Fit:
     """Two samples of one unknown distribution (chi-square test of homogeneity).
 
+    Rare outcomes are counted together in up to BUCKETS groups, by a hash of their repr.
     Half of the false-alarm probability goes to the bound on the total variation, a quarter to
     each sample's distance from the truth.
     """
@@ -85,7 +88,11 @@ def fit_two(first: Mapping[Outcome, int], second: Mapping[Outcome, int], false_a
     smaller = min(sizes)
     large = order[shares[order] * smaller >= LEAST_EXPECTED]
     small = order[shares[order] * smaller < LEAST_EXPECTED]
-    table = np.array([np.append(x[large], x[small].sum()) for x in (a, b)])
+    count = max(1, min(BUCKETS, int(shares[small].sum() * smaller / LEAST_EXPECTED)))
+    groups = np.array([crc32(repr(outcomes[i]).encode()) % count for i in small], np.int64)
+    table = np.array(
+        [np.append(x[large], np.bincount(groups, x[small], minlength=count)) for x in (a, b)]
+    )
     table = table[:, table.sum(axis=0) > 0]
     means = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
     chi_square = float(((table - means) ** 2 / means).sum())

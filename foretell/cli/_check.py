@@ -88,9 +88,11 @@ def show(report: Report) -> None:
 
     console = make_console()
     cases = Table(title="Guarantees", title_justify="left", expand=True)
-    for column in ("method", "case", "rule", "result"):
-        cases.add_column(column, no_wrap=column != "case")
-    cases.add_column("found", ratio=1)
+    cases.add_column("method", no_wrap=True)
+    cases.add_column("case", ratio=2)
+    for column in ("rule", "result"):
+        cases.add_column(column, no_wrap=True)
+    cases.add_column("found", ratio=3)
     for case in report.cases:
         result = Text(str(case.result), STYLES[case.result])
         cases.add_row(
@@ -99,16 +101,16 @@ def show(report: Report) -> None:
     console.print(cases)
     if report.planted:
         planted = Table(title="Planted errors", title_justify="left", expand=True)
-        for column in ("error", "rule", "method", "is one", "result"):
-            planted.add_column(column, no_wrap=column not in ("error", "method"))
-        planted.add_column("found", ratio=1)
+        planted.add_column("error", ratio=2)
+        for column in ("rule", "method", "result"):
+            planted.add_column(column, no_wrap=True)
+        planted.add_column("found", ratio=3)
         for error in report.planted:
-            word = ("caught" if error.is_error else "accepted") if error.right else "WRONG"
+            word = ("caught" if error.is_error else "harmless") if error.right else "WRONG"
             planted.add_row(
                 error.name,
                 error.rule,
                 error.method,
-                "yes" if error.is_error else "harmless",
                 Text(word, "green" if error.right else "bold red"),
                 Text(visible(error.detail)),
             )
