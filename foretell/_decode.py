@@ -61,7 +61,7 @@ def decode(model: Model, requests: Sequence[Request]) -> Iterator[tuple[int, Emi
 
 
 def prefill(model: Model, requests: Sequence[Request]) -> list[Emitted]:
-    """Read the prompt once for all, and emit everyone's first token before anything is drafted."""
+    """Read the prompt that all ``requests`` complete, once, and emit everyone's first token."""
     began = perf_counter()
     first, *others = requests
     prompt, session, scored = first.tokens, first.session, first.num_prompt_logprobs

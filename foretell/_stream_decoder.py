@@ -24,8 +24,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-import tokenizers
-
 if TYPE_CHECKING:
     from foretell._tokenizer import Tokenizer
 
@@ -45,7 +43,7 @@ class StreamDecoder:
         self._inner = inner
         special = inner.get_added_tokens_decoder() if skip_special_tokens else {}
         self._skipped = {token.content for token in special.values() if token.special}
-        self._stream = _stream_for(inner)
+        self._stream = _stream_for(tokenizer)
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; often empty, never a broken character."""
@@ -169,8 +167,9 @@ class _WholeStream(_Stream):
         return twin
 
 
-def _stream_for(inner: tokenizers.Tokenizer) -> _Stream:
-    decode = functools.partial(inner.decode, skip_special_tokens=False)
+def _stream_for(tokenizer: Tokenizer) -> _Stream:
+    inner = tokenizer.inner
+    decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
     steps = _decoder_steps(inner.decoder)
     if steps is not None and [step["type"] for step in steps] == ["ByteLevel"]:
         return _ByteLevelStream()

@@ -95,7 +95,9 @@ class Tokenizer:
         try:
             # Read here and not by the library, whose errors do not name the file.
             inner = tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
-        except Exception as error:  # the library raises plain Exception
+        except BaseException as error:  # the library raises plain Exception, or panics
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
             raise TokenizerError(
                 f"{path}: not a usable tokenizer.json ({error}); download it again"
             ) from error
@@ -129,6 +131,10 @@ class Tokenizer:
                 "the text holds lone surrogates, which are no characters; decode the input as "
                 "UTF-8 with errors='replace'"
             ) from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise self._inconsistent(error) from error
         ids: list[int] = encoding.ids
         return ids
 
@@ -138,6 +144,10 @@ class Tokenizer:
             text: str = self.inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise InputError(f"token ids must be integers, zero or more ({error})") from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise self._inconsistent(error) from error
         return text
 
     def token(self, token_id: int) -> str | None:
@@ -195,6 +205,11 @@ class Tokenizer:
             self._chat = ChatTemplate(self.chat_template, self._special_tokens, self.source)
         return self._chat.render(messages, add_generation_prompt=add_generation_prompt)
 
+    def _inconsistent(self, error: BaseException) -> TokenizerError:
+        return TokenizerError(
+            f"{self.source}: the tokenizer is inconsistent ({error}); download it again"
+        )
+
     def _special_id(self, name: str) -> int | None:
         token = self._special_tokens.get(name)
         if token is None:
@@ -219,6 +234,11 @@ def _known_id(inner: tokenizers.Tokenizer, name: str, token: str, source: str) -
     if token_id is None:
         raise TokenizerError(f"{source}: {name} is {shown(token)}, which is not in the vocabulary")
     return token_id
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether the library's Rust code gave up, which is no Exception and has no public name."""
+    return type(error).__name__ == "PanicException"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

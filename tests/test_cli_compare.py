@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -12,14 +13,29 @@ from foretell.cli._compare import ROUNDS, Comparison
 
 def test_the_text_then_both_speeds_the_ratio_and_equality(run):
     ran = run("generate", "hello", "--compare", "--max-tokens", "60", seconds=0.002)
-    text, _, plain, speculative, same, verdict = ran.out.splitlines()
+    text, _, plain, speculative, same, verdict, total = ran.out.splitlines()
     assert ran.code == 0
     assert text.startswith("fox jumpsfox jumps")
     assert plain.startswith("plain:        ")
     assert plain.endswith(" tokens/s")
     assert "tokens per step" in speculative
     assert same == f"same tokens:  yes, all 60 in {2 * ROUNDS} runs"
-    assert verdict.startswith("speculation paid here: ")
+    assert re.fullmatch(
+        r"speculation paid here: \d\.\d\dx \(\d\.\d\dx to \d\.\d\dx in 5 rounds\)", verdict
+    )
+    assert re.fullmatch(
+        r"\(decoding alone, after the first token; \d\.\d\dx with the time to read the prompt\)",
+        total,
+    )
+
+
+def test_an_answer_of_one_token_leaves_nothing_to_compare(run):
+    ran = run("generate", "hello", "--compare", "--max-tokens", "1")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == (
+        "f\n\nsame tokens:  yes, all 1 in 10 runs\n"
+        "nothing to compare: the first token was the whole answer\n"
+    )
 
 
 def test_json_has_both_runs(run):
@@ -27,7 +43,8 @@ def test_json_has_both_runs(run):
     result = json.loads(ran.out)
     assert ran.out.count("\n") == 1
     assert result["equal"] is True
-    assert result["speedup"] > 1
+    assert result["speedup"] > result["total_speedup"] > 1
+    assert result["verdict"].startswith("speculation paid here: ")
     assert result["plain"]["token_ids"] == result["speculative"]["token_ids"]
     assert result["plain"]["stats"]["num_drafts"] == 0
     assert result["speculative"]["stats"]["num_drafts"] > 0
@@ -53,7 +70,9 @@ def test_ctrl_c_ends_it_without_a_verdict(run, interrupt_at):
     assert ran.out.count("\n") == 1
     ran = run(*arguments, "--json", interrupt_at=interrupt_at)
     assert ran.code == 130
-    assert json.loads(ran.out)["speedup"] is None
+    result = json.loads(ran.out)
+    assert result["speedup"] is None
+    assert result["verdict"] == "stopped by Ctrl-C"
 
 
 def result(
@@ -70,17 +89,33 @@ def result(
 
 
 @pytest.mark.parametrize(
-    ("speed", "verdict"),
+    ("speeds", "verdict"),
     [
-        (142.4, "speculation paid here: 1.42x"),
-        (102.1, "speculation paid here: 1.02x"),
-        (101.9, "speculation made no difference here: 1.02x"),
-        (98.1, "speculation made no difference here: 0.98x"),
-        (93, "speculation did not pay here: 0.93x"),
+        ((141, 142, 143), "speculation paid here: 1.42x (1.41x to 1.43x in 3 rounds)"),
+        ((101, 102, 103), "speculation paid here: 1.02x (1.01x to 1.03x in 3 rounds)"),
+        ((99, 104, 140), "no clear difference here: 1.04x (0.99x to 1.40x in 3 rounds)"),
+        ((80, 96, 101), "no clear difference here: 0.96x (0.80x to 1.01x in 3 rounds)"),
+        ((100, 100, 100), "no clear difference here: 1.00x (1.00x to 1.00x in 3 rounds)"),
+        ((80, 93, 99), "speculation did not pay here: 0.93x (0.80x to 0.99x in 3 rounds)"),
     ],
 )
-def test_the_verdict_says_whether_speculation_paid(speed, verdict):
-    assert Comparison([result(100)], [result(speed)]).verdict == verdict
+def test_speculation_paid_only_if_every_round_says_so(speeds, verdict):
+    plain = [result(100) for _ in speeds]
+    assert Comparison(plain, [result(speed) for speed in speeds]).verdict == verdict
+
+
+def test_every_round_is_compared_with_its_own_plain_run():
+    plain = [result(100), result(50), result(10)]
+    comparison = Comparison(plain, [result(120), result(60), result(12)])
+    assert comparison.verdict == "speculation paid here: 1.20x (1.20x to 1.20x in 3 rounds)"
+
+
+def test_the_total_includes_the_time_to_read_the_prompt():
+    runs = [result(100), result(200)]  # 1 s and 0.5 s
+    for run in runs:
+        run.stats.prefill_seconds = 1.0
+    comparison = Comparison(runs[:1], runs[1:])
+    assert (comparison.speedup, comparison.total_speedup) == (2.0, pytest.approx(2 / 1.5))
 
 
 def test_the_verdict_on_a_short_answer_is_that_it_is_too_short():
@@ -101,7 +136,7 @@ def test_an_answer_of_one_token_has_no_speedup():
     assert comparison.report()
 
 
-def test_the_speedup_is_that_of_the_median_runs():
+def test_the_speedup_is_that_of_the_median_round():
     plain = [result(100), result(10), result(101)]
     assert Comparison(plain, [result(150), result(900), result(150)]).speedup == 1.5
 

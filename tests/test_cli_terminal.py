@@ -184,8 +184,8 @@ class TestOnATerminal:
         arguments = command("generate", "hello", "--compare", "--max-tokens", "40", seconds=0.001)
         code, screen = Terminal(arguments).end()
         assert code == 0
-        assert "measuring, round 3 of 3" in screen
-        assert "same tokens:  yes, all 40 in 6 runs\nspeculation " in screen
+        assert "measuring, round 5 of 5" in screen
+        assert "same tokens:  yes, all 40 in 10 runs\nspeculation " in screen
 
 
 class TestOnAPipe:

@@ -39,6 +39,35 @@ def change_config(folder: Path, **changes: Any) -> Tokenizer:
     return Tokenizer.from_file(folder)
 
 
+def damage(folder: Path, part: str, value: Any) -> None:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), part: value}))
+
+
+def test_a_file_the_library_panics_over_is_an_error(folder):
+    damage(folder, "normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    with pytest.raises(TokenizerError, match=r"not a usable tokenizer.json .*download it again"):
+        Tokenizer.from_file(folder)
+
+
+def test_a_post_processor_the_library_panics_over_is_an_error(folder):
+    piece = {"SpecialToken": {"id": "none such", "type_id": 0}}
+    nothing = {"type": "TemplateProcessing", "single": [piece], "pair": [], "special_tokens": {}}
+    damage(folder, "post_processor", nothing)
+    with pytest.raises(TokenizerError, match=r"the tokenizer is inconsistent .*download it again"):
+        Tokenizer.from_file(folder).encode("a", add_special_tokens=True)
+
+
+def test_a_decoder_the_library_panics_over_is_an_error(folder):
+    damage(folder, "decoder", {"type": "Strip", "content": "a", "start": 3, "stop": 3})
+    tokenizer = Tokenizer.from_file(folder)
+    ids = tokenizer.encode("ab", add_special_tokens=False)
+    with pytest.raises(TokenizerError, match=r"the tokenizer is inconsistent .*download it again"):
+        tokenizer.decode(ids)
+    with pytest.raises(TokenizerError, match=r"the tokenizer is inconsistent .*download it again"):
+        list(map(StreamDecoder(tokenizer).push, ids))
+
+
 # --- Tokenizers of different kinds ---------------------------------------------------
 
 

@@ -202,7 +202,9 @@ def generate(
     compare: Annotated[
         bool,
         typer.Option(
-            "--compare", help="Also decode plainly; show both speeds and whether tokens agree."
+            "--compare",
+            help="Also decode plainly; show both speeds of decoding (without reading the prompt) "
+            "and whether tokens agree.",
         ),
     ] = False,
     debug: Debug = False,

@@ -40,7 +40,7 @@ def chat(
     printer = make_printer()
     printer.note(HELP)
     conversation = engine.chat(system)
-    was_interrupted = False
+    was_interrupted = explained = False
     while True:
         try:
             text = _read_turn()
@@ -78,7 +78,9 @@ def chat(
                     _complain(str(error))
                     continue
                 result = show(events, printer)
-            printer.note(summary(result, has_colour()))
+            legend = has_colour() and not explained
+            printer.note(summary(result, legend))
+            explained = explained or result.stats.num_accepted_tokens > 0
             was_interrupted = result.finish_reason is FinishReason.CANCELLED
 
 

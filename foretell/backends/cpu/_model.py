@@ -155,7 +155,10 @@ class CpuModel(Model):
         logits: FloatArray,
         hidden: dict[int, FloatArray],
     ) -> None:
-        """Rows ``start`` to ``stop`` of the batch through all layers."""
+        """Rows ``start`` to ``stop`` of the batch through all layers.
+
+        ``p`` is what the pass is told; the names of its entries and their meaning are in ``_pass``.
+        """
         first, last = np.searchsorted(wanted, (start, stop))
         rows_wanted = wanted[first:last] - start
         jobs, parts = self._buffers.plan_attention(batch, start, stop)
