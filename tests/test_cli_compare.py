@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -160,3 +161,20 @@ def test_any_difference_of_any_run_is_told(other, difference):
     plain = Comparison([first, other], [first, first])
     assert speculative.difference == (difference and f"a speculative run {difference}")
     assert plain.difference == (difference and f"a plain run {difference}")
+
+
+def keys(value: object) -> set[str]:
+    """Every name in a JSON value."""
+    if isinstance(value, dict):
+        return set(value).union(*map(keys, value.values()))
+    return set()
+
+
+def test_every_field_is_explained(run):
+    page = (Path(__file__).resolve().parent.parent / "docs" / "json.md").read_text("utf-8")
+    explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| `.*?\|", page, re.M))))
+    found = set()
+    for options in ([], ["--compare"]):
+        ran = run("generate", "hello", "--json", "--max-tokens", "9", *options)
+        found |= keys(json.loads(ran.out))
+    assert found == explained

@@ -313,6 +313,17 @@ class TestChatOnATerminal:
         terminal.type("\x04")
         assert terminal.end()[0] == 0
 
+    def test_colours_are_explained_once(self):
+        terminal = Terminal(command("chat", "--max-tokens", "30"))
+        terminal.until("> ")
+        for legend in (True, False):
+            terminal.type("hello\n")
+            shown = terminal.until(r"cut at --max-tokens\]")
+            assert "drafted tokens accepted" in shown
+            assert ("green: drafted and accepted" in shown) is legend
+        terminal.type("\x04")
+        assert terminal.end()[0] == 0
+
     def test_ctrl_c_stops_the_answer_and_a_second_one_leaves(self):
         terminal = Terminal(command("chat", "--max-tokens", "4000", seconds=0.05))
         terminal.until("> ")
