@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from foretell._draft import Draft
+from foretell._draft import Context, Draft
 from foretell._logprobs import TokenLogprobs, prompt_logprobs, token_logprobs
 from foretell._model import Model, Output, Rows, Session
 from foretell._policy import FixedPolicy
@@ -66,7 +66,7 @@ def prefill(model: Model, requests: Sequence[Request]) -> list[Emitted]:
     first, *others = requests
     prompt, session, scored = first.tokens, first.session, first.num_prompt_logprobs
     for request in requests:
-        request.policy.start(prompt)
+        request.policy.start(Context(request.tokens))
     while True:
         start, size = session.length, PREFILL_CHUNK if scored is None else SCORED_CHUNK
         chunk = prompt[start : start + size]
@@ -92,7 +92,7 @@ def prefill(model: Model, requests: Sequence[Request]) -> list[Emitted]:
 def step(model: Model, requests: Sequence[Request]) -> list[Emitted]:
     """One pass of the target for all requests: verify every one's draft, keep what is right."""
     began = perf_counter()
-    drafts = [r.policy.propose(r.tokens, r.stops.room - 1) for r in requests]
+    drafts = [r.policy.propose(Context(r.tokens), r.stops.room - 1) for r in requests]
     rows = [
         Rows(r.session, [r.tokens[-1], *draft.tokens], draft.parents)
         for r, draft in zip(requests, drafts, strict=True)
@@ -116,7 +116,6 @@ def advance(request: Request, draft: Draft, output: Output, *, prefilled: bool =
         request.session.keep(accepted.nodes)
         request.stats.record(draft, accepted)
     request.tokens.extend(accepted.tokens)
-    request.policy.observe(draft, output, accepted)
     logprobs = (
         ()
         if request.num_logprobs is None
@@ -125,6 +124,7 @@ def advance(request: Request, draft: Draft, output: Output, *, prefilled: bool =
             for node, token in zip(accepted.nodes, accepted.tokens, strict=False)
         ]
     )
+    request.policy.observe(draft, output.read_only(), accepted)
     return Emitted(accepted.tokens, accepted.origins, pieces, logprobs)
 
 

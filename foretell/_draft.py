@@ -3,23 +3,69 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from foretell._errors import InputError
+from foretell._errors import ForetellError, InputError, shown
 from foretell._model import Output, check_parents, depths, is_chain
-from foretell._sampling import DraftSampler, Drawn
+from foretell._sampling import DraftSampler, Drawn, is_int
 
 if TYPE_CHECKING:
     from foretell._verify import Accepted
 
 
 Probabilities = npt.NDArray[np.float64]
+
+Answer = TypeVar("Answer")
+
+
+class Context(Sequence[int]):
+    """A request's tokens as its drafters see them: a view that grows with them, for reading alone.
+
+    Slices are lists of their own.
+    """
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return self._tokens[index]
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens)
+
+    def __reversed__(self) -> Iterator[int]:
+        return reversed(self._tokens)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._tokens
+
+    def __eq__(self, other: object) -> bool:
+        return self._tokens == (list(other) if isinstance(other, Sequence) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[Any]:
+        return np.array(self._tokens, dtype)
+
+    def __repr__(self) -> str:
+        return f"Context({self._tokens!r})"
 
 
 @dataclass(frozen=True)
@@ -44,7 +90,9 @@ class Draft:
     q: Probabilities | None = field(kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", whole_numbers(self.tokens, "a draft's tokens"))
         if self.parents is not None:
+            object.__setattr__(self, "parents", whole_numbers(self.parents, "a draft's parents"))
             check_parents(self.parents, len(self.tokens) + 1)
             if -1 in self.parents[1:]:
                 raise InputError("every drafted token must follow node 0, directly or not")
@@ -55,7 +103,10 @@ class Draft:
                 f"{len(self.tokens)} drafted tokens need as many probabilities, "
                 f"got {len(self.probabilities)}"
             )
+        check_probabilities(self.probabilities)
         if self.q is not None:
+            if not isinstance(self.q, np.ndarray):
+                raise InputError(f"q is {shown(self.q)}; it must be an array of probabilities")
             if not is_chain(self.parents):
                 raise InputError("only a chain can be sampled; a tree has no q")
             if self.q.ndim != 2 or len(self.q) != len(self.tokens):
@@ -78,8 +129,8 @@ class Draft:
     ) -> Draft:
         """Tokens that follow from the context, with no draw: each q is 1 for its token."""
         return cls(
-            tuple(tokens),
-            None if parents is None else tuple(parents),
+            whole_numbers(tokens, "a draft's tokens"),
+            None if parents is None else whole_numbers(parents, "a draft's parents"),
             tuple(probabilities),
             q=None,
         )
@@ -89,8 +140,11 @@ class Draft:
         cls, tokens: Sequence[int], q: npt.ArrayLike, probabilities: Sequence[float] = ()
     ) -> Draft:
         """A chain of tokens, each drawn from its row of ``q``."""
-        rows = np.asarray(q, dtype=np.float64)
-        return cls(tuple(tokens), None, tuple(probabilities), q=rows)
+        try:
+            rows = np.asarray(q, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"q holds no rows of probabilities ({error})") from error
+        return cls(whole_numbers(tokens, "a draft's tokens"), None, tuple(probabilities), q=rows)
 
     @classmethod
     def drawn(cls, drawn: Sequence[Drawn], probabilities: Sequence[float] = ()) -> Draft:
@@ -155,6 +209,11 @@ class Draft:
         return max(depths(self.parents, len(self.tokens) + 1))
 
 
+class _ClassName:
+    def __get__(self, instance: object, owner: type) -> str:
+        return owner.__name__
+
+
 class Drafter(ABC):
     """Proposes what the target will say next.
 
@@ -162,7 +221,8 @@ class Drafter(ABC):
     serves one request; ``spawn()`` makes one for the next.
     """
 
-    name: str
+    name: str = cast(str, _ClassName())
+    """What it is called in messages and numbers; by default as its class is."""
     trees: bool = False
     """Whether it may propose trees, which ``rejection`` and ``block`` cannot verify."""
 
@@ -185,12 +245,67 @@ class Drafter(ABC):
         """Draft at most ``limit`` tokens (nodes) after ``context``, prompt and output so far.
 
         An empty draft is a good answer: it makes the step a plain one. More than ``limit`` tokens,
-        or ids the target lacks, are an error that ends the request. ``context`` grows between
-        calls and must not be changed or kept.
+        or ids the target lacks, are an error that ends the request. ``context`` can be read alone
+        (its slices are lists of their own) and grows between calls.
         """
 
     def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:  # noqa: B027
         """What became of a draft, with the target's logits and hidden states for every node.
 
+        The arrays can be read alone.
         Also called once after prefill, with an empty draft and the logits of the last position.
         """
+
+
+def spawned(drafter: Drafter) -> Drafter:
+    """A drafter for one request. Raises ForetellError for one that spawns something else."""
+    spawn = drafter.spawn()
+    if not isinstance(spawn, Drafter):
+        raise ForetellError(f"drafter '{drafter.name}' spawned {shown(spawn)}, which is no Drafter")
+    return spawn
+
+
+def ask(
+    drafter: Drafter,
+    propose: Callable[[Sequence[int], int], Answer],
+    kind: type[Answer],
+    context: Sequence[int],
+    limit: int,
+) -> Answer:
+    """What a method of a drafter proposes, a ``kind``. Errors in it name the drafter."""
+    try:
+        answer = propose(context, limit)
+    except InputError as error:
+        if type(error) is not InputError:
+            raise
+        raise ForetellError(f"drafter '{drafter.name}' proposed no valid draft: {error}") from error
+    if not isinstance(answer, kind):
+        raise ForetellError(
+            f"drafter '{drafter.name}' proposed {shown(answer)}; it must return a {kind.__name__}, "
+            "and an empty one where it has no idea"
+        )
+    return answer
+
+
+def whole_numbers(values: Iterable[int], what: str) -> tuple[int, ...]:
+    """The values as ints of Python. Raises InputError for what is no whole number."""
+    try:
+        numbers = tuple(values)
+    except TypeError:
+        raise InputError(f"{what} are {shown(values)}; they must be whole numbers") from None
+    if not {*map(type, numbers)} <= {int}:
+        for number in numbers:
+            if not is_int(number):
+                raise InputError(f"{what} hold {shown(number)}, which is no whole number")
+        numbers = tuple(map(int, numbers))
+    return numbers
+
+
+def check_probabilities(values: Sequence[float]) -> None:
+    """Raise InputError unless all are numbers from 0 to 1."""
+    try:
+        if all(0.0 <= value <= 1.0 for value in values):
+            return
+    except TypeError:
+        pass
+    raise InputError(f"a probability lies outside 0..1, among {shown(values)}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -118,6 +118,20 @@ class Output:
             ((0, stop - start),),
             ((0, last - first),),
         )
+
+    def read_only(self) -> Output:
+        """The same output in arrays that cannot be written to."""
+        return replace(
+            self,
+            logits=_read_only(self.logits),
+            hidden={layer: _read_only(states) for layer, states in self.hidden.items()},
+        )
+
+
+def _read_only(array: FloatArray) -> FloatArray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 class Model(ABC):

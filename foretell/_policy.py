@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foretell._draft import Draft, Drafter
+from foretell._draft import Draft, Drafter, ask, spawned
 from foretell._errors import ForetellError, OptionError
 from foretell._model import Model, Output, is_chain
 from foretell._sampling import DraftSampler
@@ -39,7 +39,7 @@ class FixedPolicy:
                 "(0 is plain decoding)"
             )
         self.num_draft_tokens = num_draft_tokens
-        self.drafters = [drafter.spawn() for drafter in drafters] if num_draft_tokens else []
+        self.drafters = [spawned(drafter) for drafter in drafters] if num_draft_tokens else []
         self._vocab_size = model.vocab_size
         self._trees = model.capabilities.tree
         self._rule = rule
@@ -64,7 +64,7 @@ class FixedPolicy:
         limit = min(limit, self.num_draft_tokens)
         if limit > 0:
             for drafter in self.drafters:
-                draft = drafter.propose(context, limit)
+                draft = ask(drafter, drafter.propose, Draft, context, limit)
                 if draft.tokens:
                     self._check(drafter, draft, limit)
                     return draft if self._trees else draft.first_branch()

@@ -6,8 +6,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foretell._draft import Draft, Drafter
-from foretell._errors import InputError
+from foretell._draft import Draft, Drafter, ask, check_probabilities, whole_numbers
+from foretell._errors import InputError, shown
 from foretell._model import depths
 
 DEEPEST_KIND = 8
@@ -24,8 +24,8 @@ class Proposal:
     mostly so"). Tokens of one kind should be right about equally often, because a Calibration
     learns from each what to expect of the next; a few dozen kinds are enough for a drafter.
 
-    Raises InputError for lengths that differ, a probability outside 0..1, a parent that is not an
-    earlier node, or a token proposed twice after the same one.
+    Raises InputError for what is no number, lengths that differ, a probability outside 0..1, a
+    parent that is not an earlier node, or a token proposed twice after the same one.
     """
 
     tokens: tuple[int, ...] = ()
@@ -34,16 +34,19 @@ class Proposal:
     kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", whole_numbers(self.tokens, "a proposal's tokens"))
         count = len(self.tokens)
         if not len(self.probabilities) == len(self.kinds) == count:
             raise InputError(
                 f"{count} proposed tokens need as many probabilities and kinds of evidence, got "
                 f"{len(self.probabilities)} and {len(self.kinds)}"
             )
-        if not all(0.0 <= probability <= 1.0 for probability in self.probabilities):
-            raise InputError("a proposed token's probability lies outside 0..1")
+        check_probabilities(self.probabilities)
+        if not {*map(type, self.kinds)} <= {str}:
+            raise InputError(f"kinds of evidence are strings, not {shown(self.kinds)}")
         if self.parents is None:
             return
+        object.__setattr__(self, "parents", whole_numbers(self.parents, "a proposal's parents"))
         if len(self.parents) != count + 1 or self.parents[0] != -1:
             raise InputError(f"{count} proposed tokens need {count + 1} parents, the first one -1")
         if not all(0 <= parent <= node for node, parent in enumerate(self.parents[1:])):
@@ -88,4 +91,4 @@ class EvidenceDrafter(Drafter):
         """What ``propose`` drafts, with the evidence."""
 
     def propose(self, context: Sequence[int], limit: int) -> Draft:
-        return self.suggest(context, limit).draft()
+        return ask(self, self.suggest, Proposal, context, limit).draft()

@@ -7,6 +7,7 @@ stop conditions.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import itertools
 
 import numpy as np
@@ -37,7 +38,9 @@ from foretell import (
     _decode,
 )
 from foretell._decode import Request
+from foretell._draft import Context
 from foretell._policy import FixedPolicy
+from foretell._proposal import EvidenceDrafter, Proposal
 from foretell._sampling import RequestSampler, SamplingParams
 from foretell._stop import StopConditions
 from foretell.backends.table import TableModel
@@ -360,6 +363,127 @@ def test_an_impossible_draft_is_an_error_and_the_engine_lives_on(draft, message)
     assert session.tokens == [0, 1, *tokens][: session.length]
     bad[0] = False
     assert engine.generate([0, 1], max_tokens=10).token_ids == good
+
+
+@pytest.mark.parametrize(
+    ("propose", "message"),
+    [
+        (lambda: None, "'scripted' proposed None; it must return a Draft"),
+        (lambda: [1], r"'scripted' proposed \[1\]; it must return a Draft"),
+        (lambda: Draft.one_hot(5), "'scripted' proposed no valid draft: a draft's tokens are 5"),
+        (lambda: Draft.one_hot(["a"]), "'scripted'.*tokens hold 'a', which is no whole number"),
+        (lambda: Draft.one_hot([1.0]), r"'scripted'.*tokens hold 1\.0"),
+        (lambda: Draft.one_hot([True]), "'scripted'.*tokens hold True"),
+        (lambda: Draft.one_hot([10**5000]), "'scripted' proposed a token id outside"),
+        (lambda: Draft.one_hot([1, 2], [-1, 0, 0.5]), r"'scripted'.*parents hold 0\.5"),
+        (lambda: Draft.one_hot([1, 2], [-1, 0, None]), "'scripted'.*parents hold None"),
+        (lambda: Draft.one_hot([1], None, ["a"]), r"'scripted'.*probability.*\('a',\)"),
+        (lambda: Draft.one_hot([1], None, [float("nan")]), r"'scripted'.*probability.*nan"),
+        (lambda: Draft.sampled([1], [["a"]]), "'scripted'.*q holds no rows"),
+        (lambda: Draft((1,), q=[[1.0]]), "'scripted'.*must be an array"),
+    ],
+)
+def test_what_is_no_draft_is_an_error_that_names_the_drafter(propose, message):
+    model = random_table(4, 2, seed=3)
+    engine = Engine(model, drafters=[Scripted(lambda context, limit: propose())])
+    with pytest.raises(ForetellError, match=message):
+        engine.generate([0, 1], max_tokens=10)
+    assert model.sessions[-1].tokens == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "suggest",
+    [
+        lambda: None,
+        lambda: Draft.empty(),
+        lambda: Proposal((1,), None, ("a",), ("kind",)),
+        lambda: Proposal((1,), (-1, 0.0), (0.5,), ("kind",)),
+        lambda: Proposal((True,), None, (0.5,), ("kind",)),
+        lambda: Proposal((1,), None, (0.5,), (None,)),
+    ],
+)
+def test_evidence_that_is_none_is_an_error_that_names_the_drafter(suggest):
+    class Guess(EvidenceDrafter):
+        def spawn(self):
+            return self
+
+        def suggest(self, context, limit):
+            return suggest()
+
+    engine = Engine(random_table(4, 2, seed=3), drafters=[Guess()])
+    with pytest.raises(ForetellError, match="drafter 'Guess' proposed"):
+        engine.generate([0, 1], max_tokens=10)
+
+
+def test_a_drafter_that_spawns_none_is_an_error_that_names_it():
+    class Barren(Scripted):
+        name = "barren"
+
+        def spawn(self):
+            return None
+
+    engine = Engine(random_table(4, 2, seed=3), drafters=[Barren(None)])
+    with pytest.raises(ForetellError, match="'barren' spawned None, which is no Drafter"):
+        engine.generate([0, 1], max_tokens=10)
+
+
+MEDDLING = (
+    lambda tokens: tokens.append(2),
+    lambda tokens: tokens.clear(),
+    lambda tokens: tokens.sort(),
+    lambda tokens: tokens.__setitem__(0, 2),
+    lambda tokens: tokens.__delitem__(-1),
+    lambda tokens: tokens.__iadd__([2]),
+    lambda tokens: tokens[:].append(2),
+    lambda tokens: np.asarray(tokens).fill(2),
+)
+
+
+@pytest.mark.parametrize("meddle", MEDDLING)
+def test_a_drafter_cannot_change_what_it_is_shown(meddle):
+    """Neither the tokens, nor the logits: of its own request and of those beside it."""
+
+    class Meddler(Scripted):
+        def spawn(self):
+            return Meddler(self.script)
+
+        def start(self, prompt):
+            self.meddle_with(prompt)
+
+        def propose(self, context, limit):
+            self.meddle_with(context)
+            return Draft.one_hot((context[-1],))
+
+        def observe(self, draft, output, accepted):
+            with pytest.raises(ValueError, match="read-only"):
+                output.logits[:] = 0.0
+
+        def meddle_with(self, tokens):
+            with contextlib.suppress(AttributeError):
+                meddle(tokens)
+
+    options = {"max_tokens": 10, "n": 3, "temperature": 1.0, "seed": 1, "logprobs": 2}
+    engine = Engine(random_table(4, 2, seed=3), drafters=[Meddler(None)])
+    plain = engine.generate([0, 1], num_draft_tokens=0, **options)
+    drafted = engine.generate([0, 1], num_draft_tokens=4, **options)
+    for one, other in zip(plain.completions, drafted.completions, strict=True):
+        assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
+
+
+def test_a_context_reads_like_a_list():
+    tokens = [5, 6, 7, 6]
+    context = Context(tokens)
+    tokens.append(8)
+    assert (len(context), context[-1], context[1:3], context[::-1]) == (5, 8, [6, 7], tokens[::-1])
+    assert (list(context), list(reversed(context))) == (tokens, tokens[::-1])
+    assert (context.index(7), context.count(6), 8 in context, 9 in context) == (2, 2, True, False)
+    assert context == tokens
+    assert context == Context([5, 6, 7, 6, 8])
+    assert context != [5]
+    assert context != 5
+    assert np.asarray(context).tolist() == tokens
+    assert np.asarray(context, np.int32).dtype == np.int32
+    assert repr(context) == "Context([5, 6, 7, 6, 8])"
 
 
 def test_a_drafter_is_never_asked_for_more_than_there_is_room_for():
