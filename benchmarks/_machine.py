@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,20 @@ class MatrixProduct:
         sample = watch.best_of(2, tries, self._multiply)
         time.sleep(SECONDS_UNTIL_QUIET)
         return self._operations / sample.seconds, sample.waiting
+
+
+# --- Records ----------------------------------------------------------------------------
+
+
+def command_line(script: str, words: Sequence[str], private: Sequence[str]) -> str:
+    """How a script was called, without the options whose values are places on this machine."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in private:
+            skip = True
+        else:
+            kept.append(Path(word).name if word.startswith("/") else word)
+    return " ".join(["python", f"benchmarks/{script}", *kept])
