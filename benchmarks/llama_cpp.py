@@ -201,7 +201,7 @@ def _seconds(pid: int) -> float:
 
 
 def compare(run: dict[str, Any]) -> dict[str, Any]:
-    """Medians over the undisturbed steps, and Foretell's fastest against llama.cpp's."""
+    """Medians over the undisturbed steps, and each of Foretell's against llama.cpp's."""
     engines: dict[str, Any] = {}
     for name, steps in run["steps"].items():
         quiet = [step for step in steps if step[2] <= MOST_WAITING]
@@ -214,17 +214,15 @@ def compare(run: dict[str, Any]) -> dict[str, Any]:
             "undisturbed": enough,
         }
     ours = {name: e for name, e in engines.items() if name != "llama.cpp"}
-    best = min(ours, key=lambda name: ours[name]["milliseconds"])
-    ratios = {n: engines["llama.cpp"]["milliseconds"] / e["milliseconds"] for n, e in ours.items()}
+    peer = engines["llama.cpp"]["milliseconds"]
+    ratios = {name: round(peer / engine["milliseconds"], 3) for name, engine in ours.items()}
     target = WIDTHS[run["width"]].target
     return {
         "width": run["width"],
         "engines": engines,
-        "times_llama_cpp": {name: round(ratio, 3) for name, ratio in ratios.items()},
-        "best": best,
+        "times_llama_cpp": ratios,
         "target": target,
-        "reached": ratios[best] >= target,
-        "undisturbed": all(e["undisturbed"] for e in engines.values()),
+        "reached": {name: ratio >= target for name, ratio in ratios.items()},
     }
 
 
@@ -233,15 +231,14 @@ def show(record: dict[str, Any], console: Console) -> None:
     for result in record["results"]:
         for name, engine in result["engines"].items():
             ratio = result["times_llama_cpp"].get(name)
-            best = name == result["best"]
             table.add_row(
                 result["width"],
                 name + ("" if engine["undisturbed"] else " ?"),
                 f"{engine['milliseconds']:.2f}",
                 f"{engine['tokens_per_second']:.1f}",
                 "" if ratio is None else f"{ratio:.2f}",
-                f">= {result['target']:g}" if best else "",
-                ("yes" if result["reached"] else "[bold red]no[/]") if best else "",
+                "" if ratio is None else f">= {result['target']:g}",
+                "" if ratio is None else "yes" if result["reached"][name] else "[bold red]no[/]",
             )
     console.print(table)
     for run in record["runs"]:
