@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,9 +59,17 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Foretell and what its speed depends on."""
+    """Foretell, its commit in a checkout, and what its speed depends on."""
+    folder = Path(foretell.__file__).resolve().parent
+    try:
+        asked = ["git", "log", "-1", "--format=%h", "--", "."]
+        ran = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False)
+        commit = ran.stdout.strip()
+    except OSError:
+        commit = ""
     return {
         "foretell": foretell.__version__,
+        "commit": commit or "unknown",
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("numpy", "numba", "llvmlite")},
     }

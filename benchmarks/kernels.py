@@ -10,6 +10,7 @@ the same round. See benchmarks/README.md for what each number means.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
 import json
 import os
@@ -55,7 +56,7 @@ MOST_ROWS = 32
 PREFILL_TOKENS = 500
 PROFILE_WIDTHS = (1, 4, 8)
 TARGET_CONTEXT = 512
-FEWEST_RATES = 3  # rounds of a run with undisturbed ones, to stand in for the others
+FEWEST_RATES = 3  # undisturbed ones, to stand in for the others
 FEWEST_SAMPLES = 5  # undisturbed ones, for a median that counts
 # What a thread limit is called by the libraries NumPy may use.
 BLAS_THREADS = (
@@ -144,15 +145,13 @@ def filled_session(model: CpuModel, context: int) -> CpuSession:
     """A session of that length whose cache holds random numbers: no pass depends on which."""
     session = model.new_session()
     session.reserve(context)
+    page = np.empty((), model.page_type)
     random = np.random.default_rng(1)
-    keys, values = (
-        random.standard_normal(session._pages[0][name].shape, np.float32)
-        for name in ("keys", "values")
-    )
-    if model.cache_dtype == "bfloat16":
-        keys, values = to_bfloat16(keys), to_bfloat16(values)
-    for page in session._pages:
-        page["keys"], page["values"] = keys, values
+    for name in ("keys", "values"):
+        numbers = random.standard_normal(page[name].shape, np.float32)
+        page[name] = to_bfloat16(numbers) if model.cache_dtype == "bfloat16" else numbers
+    for address in session.page_addresses.tolist():
+        ctypes.memmove(address, page.ctypes.data, page.nbytes)
     session.add(context, None)
     session.keep(range(context))
     return session
@@ -351,23 +350,32 @@ def unpack(run: Entry) -> Iterator[Entry]:
             yield {"what": what, **dict(zip(table["columns"], row, strict=True))}
 
 
+RATES_OF = {"attention": ("bytes_waiting",), "prefill": ("operations_waiting",)}
+
+
 def counts(entry: Entry) -> bool:
     """Whether neither the sample nor the rates it is held against were disturbed."""
-    return all(
-        entry[name] <= MOST_WAITING for name in ("waiting", "bytes_waiting", "operations_waiting")
-    )
+    rates = RATES_OF.get(entry["what"], ("bytes_waiting", "operations_waiting"))
+    return all(entry[name] <= MOST_WAITING for name in ("waiting", *rates))
 
 
-def with_quiet_rates(entries: list[Entry]) -> list[Entry]:
-    """The same, where a round's rate was disturbed with the median of the run's that were not."""
+def with_quiet_rates(runs: Sequence[Entry]) -> list[list[Entry]]:
+    """Each run's entries, disturbed rates replaced by the median of those that were not.
+
+    Those of the same run if there are enough of them, else of all.
+    """
+    entries = [list(unpack(run)) for run in runs]
     for name, waiting in (
         ("bytes_per_second", "bytes_waiting"),
         ("operations_per_second", "operations_waiting"),
     ):
-        quiet = {(e["round"], e[name]) for e in entries if e[waiting] <= MOST_WAITING}
-        if len({number for number, _ in quiet}) >= FEWEST_RATES:
-            replacement = {name: median(rate for _, rate in quiet), waiting: 0.0}
-            entries = [e if e[waiting] <= MOST_WAITING else e | replacement for e in entries]
+        quiet = [{e[name] for e in run if e[waiting] <= MOST_WAITING} for run in entries]
+        everywhere = set().union(*quiet)
+        for index, run in enumerate(entries):
+            rates = quiet[index] if len(quiet[index]) >= FEWEST_RATES else everywhere
+            if len(rates) >= FEWEST_RATES:
+                instead = {name: median(rates), waiting: 0.0}
+                entries[index] = [e if e[waiting] <= MOST_WAITING else e | instead for e in run]
     return entries
 
 
@@ -380,9 +388,11 @@ class Numbers:
     def __init__(self, runs: Iterable[Entry]) -> None:
         self.work: dict[str, Work] = {}
         self.groups: dict[tuple[Any, ...], list[Entry]] = {}
-        for index, run in enumerate(runs):
+        runs = list(runs)
+        for run in runs:
             self.work |= {name: Work(**work) for name, work in run["work"].items()}
-            for entry in with_quiet_rates(list(unpack(run))):
+        for index, entries in enumerate(with_quiet_rates(runs)):
+            for entry in entries:
                 place = tuple(entry.get(name) for name in ("what", *KEYS))
                 self.groups.setdefault(place, []).append({**entry, "run": index})
 
