@@ -11,28 +11,28 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numba
-import numpy as np
-import psutil
-from numpy.typing import NDArray
+from _machine import (
+    MOST_CORES_USED_BY_OTHERS,
+    Bandwidth,
+    load_average,
+    machine,
+    seconds_of_others,
+    versions,
+)
+from _watch import Watch
 from rich.console import Console
 from rich.table import Table
 
-import foretell
 from foretell import Engine
 from foretell._hub import demo_path
 from foretell._model import Model, Rows
@@ -42,11 +42,7 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2}
 WIDTHS = (1, 2, 3, 4, 8, 16)
 WIDTH_REPEATS = 5
 LONG_CONTEXT = 500
-BUFFER_BYTES = 600_000_000
 MEGABYTE = 1_000_000
-# Above this many cores the record is not evidence: threads that wait for each other
-# lose far more than their share, transformers' most of all, and so ratios move as well.
-MOST_CORES_USED_BY_OTHERS = 0.1
 HERE = Path(__file__).resolve().parent
 
 TEXT = (
@@ -158,44 +154,6 @@ TARGETS = (
         single("first_token_seconds"),
     ),
 )
-
-
-# --- Memory bandwidth -------------------------------------------------------------------
-
-
-@numba.njit(nogil=True)
-def sum_of(values: NDArray[np.uint64]) -> np.uint64:  # pragma: no cover (compiled)
-    """A sum that reads memory as fast as it comes.
-
-    Integers wrap and may be added in any order, so the compiler is free to use its widest
-    vectors and several accumulators, and the result can still be checked exactly.
-    """
-    total = np.uint64(0)
-    for index in range(values.size):
-        total += values[index]
-    return total
-
-
-class Bandwidth:
-    """Read-only memory bandwidth: each thread sums its own part of a large buffer."""
-
-    def __init__(self, threads: int) -> None:
-        count = BUFFER_BYTES // 8
-        self.buffer = np.random.default_rng(0).integers(0, 1 << 63, count, dtype=np.uint64)
-        self.parts = np.array_split(self.buffer, threads)
-        self.pool = ThreadPoolExecutor(threads)
-        total = sum(int(part) for part in self.pool.map(sum_of, self.parts)) % (1 << 64)
-        if total != int(self.buffer.sum()):
-            raise SystemExit("the bandwidth kernel does not add up what NumPy adds up")
-
-    def measure(self) -> float:
-        """Bytes per second, the best of five reads: a pause of the machine is no bandwidth."""
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            list(self.pool.map(sum_of, self.parts))
-            times.append(time.perf_counter() - start)
-        return self.buffer.nbytes / min(times)
 
 
 # --- Foretell in this process -----------------------------------------------------------
@@ -345,46 +303,11 @@ def count_weights(path: Path) -> int:
     return sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    name = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = models[0].partition(":")[2].strip() if models else name
-    return {
-        "cpu": name,
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "memory_bytes": psutil.virtual_memory().total,
-    }
-
-
-def versions() -> dict[str, str]:
-    """Foretell and what its speed depends on."""
-    return {
-        "foretell": foretell.__version__,
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("numpy", "numba", "llvmlite")},
-    }
-
-
-def load_average() -> list[float]:
-    """Over 1, 5 and 15 minutes; the run itself counts in the one taken after it."""
-    return [round(value, 2) for value in os.getloadavg()]
-
-
-def seconds_of_others() -> float:
-    """Processor seconds that all but this process and its finished children have used."""
-    machine = psutil.cpu_times()
-    return machine.user + machine.nice + machine.system - sum(os.times()[:4])
-
-
 def measure_rounds(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Load everything, warm it up, and take the rounds."""
     weights = count_weights(demo_path())
     weight_bytes = {dtype: weights * ITEMSIZE[dtype] for dtype in DTYPES}
-    bandwidth = Bandwidth(options.threads)
+    bandwidth, watch = Bandwidth(options.threads), Watch()
     engines = {dtype: Engine("demo", dtype=dtype, threads=options.threads) for dtype in DTYPES}
     passes = [Passes(engine, dtype) for dtype, engine in engines.items()]
     prompt = prompt_of(engines["float32"], options.prompt_tokens)
@@ -393,7 +316,8 @@ def measure_rounds(options: argparse.Namespace, console: Console) -> dict[str, A
         console.print(f"transformers is left out: {other.missing}", style="yellow")
 
     def one_round(max_tokens: int) -> Round:
-        bytes_per_second = bandwidth.measure()
+        watch.look()
+        bytes_per_second, _ = bandwidth.measure(watch, tries=5)
         measured: Round = {"bandwidth_bytes_per_second": bytes_per_second}
         for dtype in DTYPES:
             measured[f"{dtype}_weight_reading_seconds"] = weight_bytes[dtype] / bytes_per_second
