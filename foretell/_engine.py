@@ -111,7 +111,7 @@ class Engine:
         model's chat template. ``num_draft_tokens``: most tokens to draft at a step, 0 for plain
         decoding. ``verification``: "match" never changes the output, whatever is drafted;
         "rejection" and "block" promise its exact distribution instead, for drafters that make
-        chains. They accept more where the drafter draws from a distribution of its own
+        chains. They can accept more where the drafter draws from a distribution of its own
         ("draft_model", "ngram"); other drafts are kept as often as with "match". ``options`` are
         the fields of SamplingParams; with ``n`` above 1 the result is the first completion, and
         its ``completions`` are all of them.

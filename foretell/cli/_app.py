@@ -125,8 +125,8 @@ Verification = Annotated[
     typer.Option(
         metavar="RULE",
         help="How drafts are accepted when sampling: match (the very tokens of plain decoding), "
-        "rejection or block (their exact distribution; more is accepted where the drafter draws "
-        "from one of its own: draft_model, ngram).",
+        "rejection or block (their exact distribution; they can accept more where the drafter "
+        "draws from one of its own: draft_model, ngram).",
     ),
 ]
 Stop = Annotated[
