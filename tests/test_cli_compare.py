@@ -22,7 +22,8 @@ def test_the_text_then_both_speeds_the_ratio_and_equality(run):
     assert "tokens per step" in speculative
     assert same == f"same tokens:  yes, all 60 in {2 * ROUNDS} runs"
     assert re.fullmatch(
-        r"speculation paid here: \d\.\d\dx \(\d\.\d\dx to \d\.\d\dx in 5 rounds\)", verdict
+        r"(speculation paid|no clear difference) here: \d\.\d\dx \(\d\.\d\dx to \d\.\d\dx in 5 rounds\)",
+        verdict,
     )
     assert re.fullmatch(
         r"\(decoding alone, after the first token; \d\.\d\dx with the time to read the prompt\)",
@@ -44,8 +45,9 @@ def test_json_has_both_runs(run):
     result = json.loads(ran.out)
     assert ran.out.count("\n") == 1
     assert result["equal"] is True
-    assert result["speedup"] > result["total_speedup"] > 1
-    assert result["verdict"].startswith("speculation paid here: ")
+    assert result["speedup"] > 1
+    assert result["total_speedup"] > 0
+    assert f" here: {result['speedup']:.2f}x (" in result["verdict"]
     assert result["plain"]["token_ids"] == result["speculative"]["token_ids"]
     assert result["plain"]["stats"]["num_drafts"] == 0
     assert result["speculative"]["stats"]["num_drafts"] > 0
