@@ -22,7 +22,8 @@ def test_the_text_then_both_speeds_the_ratio_and_equality(run):
     assert "tokens per step" in speculative
     assert same == f"same tokens:  yes, all 60 in {2 * ROUNDS} runs"
     assert re.fullmatch(
-        r"(speculation paid|no clear difference) here: \d\.\d\dx \(\d\.\d\dx to \d\.\d\dx in 5 rounds\)",
+        r"(speculation paid|no clear difference) here: "
+        r"\d\.\d\dx \(\d\.\d\dx to \d\.\d\dx in 5 rounds\)",
         verdict,
     )
     assert re.fullmatch(
