@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "_decode": "_errors _logprobs _sampling _model _draft _verify _result _stop _policy",
     # Text.
     "_stream_decoder": "_errors _tokenizer",
-    "_chat_template": "_errors",
+    "_template_sandbox": "",
+    "_chat_template": "_errors _template_sandbox",
     "_tokenizer": "_errors _fork _chat_template _stream_decoder",
     # Files.
     "_cache": "_errors _version",
@@ -82,7 +83,7 @@ LIBRARIES = {
     "safetensors": "backends/cpu",
     "gguf": "backends/cpu",
     "tokenizers": "_tokenizer _stream_decoder backends/cpu",
-    "jinja2": "_chat_template",
+    "jinja2": "_template_sandbox",
     "huggingface_hub": "_hub",
     "filelock": "_demo",
     "platformdirs": "_cache",

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import tokenizers
 from demo import demo_file
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
+from foretell import _template_sandbox
 from foretell._errors import InputError, TokenizerError
 from foretell._tokenizer import StreamDecoder, Tokenizer
 
@@ -397,13 +399,10 @@ def test_templates_have_the_environment_of_transformers(template, prompt):
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
         ("{% for i in range(10**9) %}a{% endfor %}", "Range too big"),
-        ("{{ 'a' * 10**9 }}", "repeats a value too often"),
-        ("{{ 10 ** 100000000 }}", "too large a power"),
+        ("{{ 10 ** 100000000 }}", "numbers that are too large"),
         ("{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "writes without end"),
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "counts without end",
-        ),
+        ("{{ messages | map(attribute='role') | sum }}", "unsupported operand"),
+        ("{{ raise_exception('a' * 9999) }}", r"a{500}\.\.\.$"),
         ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion"),
     ],
 )
@@ -412,6 +411,167 @@ def test_a_template_that_fails_or_is_hostile_is_an_input_error(template, reason)
         with_template(template).apply_chat_template(CONVERSATION)
     assert "the chat template of model.gguf rejects" in str(caught.value)
     assert "roles: user" in str(caught.value)
+
+
+TOO_MUCH = "does more than any prompt needs"
+DOUBLING = "{% set ns = namespace(s=START) %}{% for i in range(99) %}STEP{% endfor %}"
+
+
+def doubling(start: str, step: str) -> str:
+    return DOUBLING.replace("START", start).replace("STEP", "{% set ns.s = " + step + " %}")
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 'a' * 10**9 }}", TOO_MUCH),
+        ("{{ [1] * 10**9 }}", TOO_MUCH),
+        (doubling("'x'", "ns.s ~ ns.s"), TOO_MUCH),
+        (doubling("'x'", "ns.s + ns.s"), TOO_MUCH),
+        (doubling("[1]", "ns.s + ns.s"), TOO_MUCH),
+        (doubling("'x'", "ns.s.replace('x', 'xx')"), TOO_MUCH),
+        (doubling("'x'", "ns.s | replace('x', 'xx')"), TOO_MUCH),
+        (doubling("'x'", "[ns.s, ns.s] | join"), TOO_MUCH),
+        (doubling("'x'", "'%s%s' % (ns.s, ns.s)"), TOO_MUCH),
+        (doubling("'x'", "'{0}{0}'.format(ns.s)"), TOO_MUCH),
+        (doubling("'x'", "'{a}{a}'.format_map({'a': ns.s})"), TOO_MUCH),
+        (doubling("'x'", "'{0!r}{0!r}'.format(ns.s)"), TOO_MUCH),
+        (doubling("[1]", "[ns.s, ns.s]"), TOO_MUCH + "|too deeply"),
+        (doubling("[1]", "{'a': ns.s, 'b': ns.s}"), TOO_MUCH + "|too deeply"),
+        (doubling("1", "namespace(a=ns.s, b=ns.s)") + "{{ ns.s }}", TOO_MUCH + "|too deeply"),
+        ("{% set ns = namespace() %}{% set ns.s = ns %}{{ ns }}", "too deeply"),
+        (
+            "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set x %}{{ ns.s }}{{ ns.s }}"
+            "{% endset %}{% set ns.s = x %}{% endfor %}",
+            TOO_MUCH,
+        ),
+        (doubling("3", "ns.s * ns.s"), "numbers that are too large"),
+        ("{{ ('f' * 5000) | int(base=16) }}", "numbers that are too large"),
+        ("{{ '%9999999d' % 1 }}", "asks for a width of 9999999"),
+        ("{{ '%*d' % (10**9, 1) }}", "takes the width of a text from a value"),
+        ("{{ '%.*f' % (10**9, 1) }}", "takes the width of a text from a value"),
+        ("{{ '%9999999d' | format(1) }}", "asks for a width of 9999999"),
+        ("{{ '{:9999999}'.format(1) }}", "asks for a width of 9999999"),
+        ("{{ '{:{}}'.format(1, 9999999) }}", "asks for a width of 9999999"),
+        ("{{ '{0[}]:{1}}'.format({'}': 1}, 9999999) }}", "asks for a width of 9999999"),
+        ("{{ 'x\n' | indent(9999999) }}", "asks for a width of 9999999"),
+        ("{{ [1] | tojson(indent=99) }}", "indents JSON by 99"),
+        ("{{ 1.5 | round(9999999, 'ceil') }}", "rounds to 9999999 digits"),
+        ("{{ [[1]] | sum(start=[]) }}", "adds up what are no numbers"),
+        ("{{ strftime_now('%999999d') }}", "a date of a strange form"),
+        ("{{ 'x'.ljust(9999999) }}", "unsafe"),
+        ("{{ ('x' | attr('center'))(9999999) }}", "unsafe"),
+        ("{{ (1).to_bytes(9999999, 'big') }}", "unsafe"),
+        ("{{ 'x'.encode() }}", "unsafe"),
+        ("{{ lipsum(9999) }}", "'lipsum' is undefined"),
+        ("{{ range(99999) | join('x' * 999) | length }}", TOO_MUCH),
+        ("{{ ('x' * 999).join(['a'] * 9999) | length }}", TOO_MUCH),
+        ("{{ ('a,' * 99999).split(',') | length }}", TOO_MUCH),
+        ("{{ ('a ' * 99999).split() | length }}", TOO_MUCH),
+        ("{{ ('a' * 99999) | list | length }}", TOO_MUCH),
+        ("{{ ['a' * 9999] * 999 }}", TOO_MUCH),
+        ("{% set s = 'x' * 9999 %}{{ range(999) | map('replace', 1, s) | list }}", TOO_MUCH),
+        (
+            "{% set s = 'x' * 9999 %}{% for i in range(999) %}{% set t = s[1:] %}{% endfor %}",
+            TOO_MUCH,
+        ),
+        ("{% set s = 'x' * 9999 %}{% for i in range(9999) %}{{ 'y' in s }}{% endfor %}", TOO_MUCH),
+        ("{% set s = 'x' * 9999 %}{% for i in range(999) %}{{ s is upper }}{% endfor %}", TOO_MUCH),
+        ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", TOO_MUCH),
+        ("{% for i in range(9999) if false %}{% endfor %}" * 9, TOO_MUCH),
+        (
+            "{% set x %}{% for i in range(999) %}" + "text" * 999 + "{% endfor %}{% endset %}",
+            TOO_MUCH,
+        ),
+        (
+            "{% for i in ['a'] recursive %}{% if loop.depth < 3 %}{{ loop('x' * 99999) }}"
+            "{% endif %}{% endfor %}",
+            TOO_MUCH,
+        ),
+        (
+            "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+            "{{ m(60) }}",
+            TOO_MUCH,
+        ),
+    ],
+)
+def test_what_a_template_may_do_is_bounded(template, reason, monkeypatch):
+    monkeypatch.setattr(_template_sandbox, "BUDGET", 1 << 20)
+    with pytest.raises(InputError, match=reason):
+        with_template(template).apply_chat_template(CONVERSATION)
+
+
+def test_a_template_that_runs_out_of_memory_says_so(monkeypatch):
+    def fail(self, *args):
+        raise MemoryError
+
+    monkeypatch.setattr(_template_sandbox.Budget, "spend", fail)
+    with pytest.raises(InputError, match="there is not enough memory for what it does"):
+        with_template("{{ messages }}").apply_chat_template(CONVERSATION)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ " + "9" * 5000 + " }}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{% if 1 %}" * 300 + "{% endif %}" * 300,
+        "{{ 'x' | center(10**10) }}",
+        "{% autoescape 'x' | center(10**10) %}{% endautoescape %}",
+        "{{ [1] | batch(10**10, 0) | list }}",
+        "x" * 300_000,
+    ],
+)
+def test_a_template_that_cannot_be_compiled_is_a_tokenizer_error(template):
+    with pytest.raises(TokenizerError, match="the chat template is not valid"):
+        with_template(template).apply_chat_template(CONVERSATION)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        ("{% for m in [1, 2] %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{% endfor %}"),
+        ("{% for m in nothing %}a{% else %}b{% endfor %}"),
+        ("{% for m in [3, 4, 5] if m != 4 %}{{ loop.index0 }}{{ m }}{% endfor %}"),
+        ("{% for k, v in {'b': 1, 'a': 2}.items() %}{{ k ~ v }}{% endfor %}"),
+        ("{% for m in [[1, [2]]] recursive %}{{ m if m is number else loop(m) }}{% endfor %}"),
+        ("{{ '{} {:>5} {x!r}'.format(1, 2, x='y') }}{{ '%02d|%5s' % (3, 'x') }}"),
+        ("{{ '%s and %s' | format('a', 'b') }}{{ '100%' }}"),
+        ("{{ 'a-b-c'.split('-') | join(', ') }}{{ ' x '.strip() }}{{ 'abc'[::-1] }}"),
+        ("{{ messages | map(attribute='role') | map('upper') | list }}"),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}"),
+        ("{{ [3, 1, 2] | sort | last }}{{ {'b': 1, 'a': 2} | dictsort }}{{ [1, 2] | sum }}"),
+        ("{{ 2.5 | round }}{{ 7 // 2 }}{{ 7 % 4 }}{{ 2 ** 10 }}{{ 3 * 'ab' }}{{ -3 | abs }}"),
+        ("{{ 1 in [1, 2] }}{{ 'a' not in 'bc' }}{{ 1 < 2 <= 2 }}{{ (1, 2) == (1, 2) }}"),
+        (
+            "{% set ns = namespace(n=0) %}{% for m in [1, 2] %}{% set ns.n = ns.n + m %}"
+            "{% endfor %}{{ ns.n }}"
+        ),
+        (
+            "{% macro m(a, b='q') %}{{ a ~ b }}{{ caller() if caller }}{% endmacro %}"
+            "{{ m(1) }}{% call m(2, b=3) %}c{% endcall %}"
+        ),
+        ("{% filter upper %}a{{ 'b' }}{% endfilter %}{% set x %}y{% endset %}{{ x | length }}"),
+        ("{{ 'a\nb' | indent(2) }}{{ 'abcd' | replace('b', 'x', 1) }}{{ none or 'd' }}"),
+        ("{% block b %}x{% endblock %}{{ self.b() }}{{ joiner(',')() }}{{ dict(a=1) }}"),
+    ],
+)
+def test_what_templates_use_is_as_in_plain_jinja(template):
+    plain = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+    assert with_template(template).apply_chat_template(CONVERSATION) == plain.render(
+        messages=CONVERSATION
+    )
+
+
+def test_a_long_conversation_is_nothing_to_the_budget():
+    template = (
+        "{% set ns = namespace(text='') %}{% for m in messages %}"
+        "{% if '</think>' in m.content %}{{ m.content.split('</think>') | last }}{% endif %}"
+        "{% set ns.text = ns.text + m.role ~ m['content'] | trim %}{% endfor %}{{ ns.text }}"
+    )
+    messages = [{"role": "user", "content": "word " * 500}] * 200
+    prompt = with_template(template).apply_chat_template(messages)
+    assert prompt == ("user" + ("word " * 500).strip()) * 200
 
 
 def test_a_template_that_is_no_template_is_a_tokenizer_error():
