@@ -9,7 +9,7 @@ from time import perf_counter
 from foretell._draft import Context, Draft
 from foretell._logprobs import TokenLogprobs, prompt_logprobs, token_logprobs
 from foretell._model import Model, Output, Rows, Session
-from foretell._policy import FixedPolicy
+from foretell._policy import Policy, propose_together
 from foretell._result import FinishReason, Stats
 from foretell._sampling import Sampler
 from foretell._stop import StopConditions
@@ -31,7 +31,7 @@ class Request:
     session: Session
     tokens: list[int]
     sampler: Sampler
-    policy: FixedPolicy
+    policy: Policy
     stops: StopConditions
     is_cancelled: Callable[[], bool] = lambda: False
     rule: Rule = RULES["match"]
@@ -92,7 +92,7 @@ def prefill(model: Model, requests: Sequence[Request]) -> list[Emitted]:
 def step(model: Model, requests: Sequence[Request]) -> list[Emitted]:
     """One pass of the target for all requests: verify every one's draft, keep what is right."""
     began = perf_counter()
-    drafts = [r.policy.propose(Context(r.tokens), r.stops.room - 1) for r in requests]
+    drafts = propose_together((r.policy, Context(r.tokens), r.stops.room - 1) for r in requests)
     rows = [
         Rows(r.session, [r.tokens[-1], *draft.tokens], draft.parents)
         for r, draft in zip(requests, drafts, strict=True)
@@ -100,6 +100,7 @@ def step(model: Model, requests: Sequence[Request]) -> list[Emitted]:
     before = perf_counter()
     output = model.forward(rows)
     model_seconds = perf_counter() - before
+    requests[0].policy.passed(sum(len(part.tokens) for part in rows), model_seconds)
     emitted = []
     for index, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
         emitted.append(advance(request, draft, output.of(index)))

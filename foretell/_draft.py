@@ -256,6 +256,9 @@ class Drafter(ABC):
         Also called once after prefill, with an empty draft and the logits of the last position.
         """
 
+    def finish(self, context: Sequence[int]) -> None:  # noqa: B027 - optional hook
+        """The request is over; ``context`` is prompt and output. Not called after an error."""
+
 
 def spawned(drafter: Drafter) -> Drafter:
     """A drafter for one request. Raises ForetellError for one that spawns something else."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from foretell._auto_policy import AutoPolicy, Experience
 from foretell._decode import Request, decode
 from foretell._draft import Drafter
 from foretell._errors import (
@@ -20,7 +21,7 @@ from foretell._errors import (
 )
 from foretell._logprobs import TokenLogprobs
 from foretell._model import Model, Session
-from foretell._policy import FixedPolicy
+from foretell._policy import FixedPolicy, Policy
 from foretell._result import Event, Generation
 from foretell._sampling import (
     DraftSampler,
@@ -32,11 +33,20 @@ from foretell._sampling import (
 )
 from foretell._stop import StopConditions
 from foretell._tokenizer import StreamDecoder, Tokenizer
-from foretell._verify import RULES, Origin
-from foretell.drafters import DraftModel, Ngram, PromptLookup
+from foretell._verify import RULES, Origin, Rule
+from foretell.drafters import (
+    DraftModel,
+    Ngram,
+    PromptLookup,
+    Recycling,
+    Suffix,
+    SuffixMemory,
+)
 
-DRAFTERS = ("prompt_lookup", "draft_model", "ngram")
-DEFAULT_NUM_DRAFT_TOKENS = 4
+DRAFTERS = ("suffix", "recycling", "prompt_lookup", "draft_model", "ngram")
+DEFAULT_DRAFTERS = ("suffix", "recycling")
+
+NumDraftTokens = int | Literal["auto"]
 
 Message = Mapping[str, str]
 Prompt = str | Iterable[int]
@@ -48,8 +58,12 @@ class Engine:
 
     ``model``: "demo" (the embedded default), a folder or GGUF file, a hub id, or a Model.
     ``draft``: a draft model, in the same forms; its tokenizer must equal the target's.
-    ``drafters``: names ("prompt_lookup", "draft_model", "ngram") or Drafter objects, asked in that
-    order at every step; by default "draft_model" where a draft is given, else "prompt_lookup".
+    ``drafters``: names ("suffix", "recycling", "prompt_lookup", "draft_model", "ngram") or Drafter
+    objects; by default "suffix" and "recycling", and "draft_model" where a draft is given. What
+    they propose becomes one draft, of the length that pays; where ``num_draft_tokens`` fixes the
+    length, the first one with an idea drafts.
+    ``suffix_memory``: earlier outputs for "suffix" to draft from too, each ``owner``'s apart; none
+    are kept without it.
     ``tokenizer``: a tokenizer.json, or a Tokenizer, where the model does not bring its own.
     ``dtype``: how weights are kept. "native", the default: as the file has them, computed with as
     if they were float32, so that "float32" gives the same bits from more memory; "bfloat16" and
@@ -71,10 +85,11 @@ class Engine:
         *,
         tokenizer: str | Path | Tokenizer | None = None,
         cache_dtype: str = "float32",
+        suffix_memory: SuffixMemory | None = None,
         progress: Progress | None = None,
     ) -> None:
         if drafters is None:
-            drafters = ["draft_model"] if draft is not None else ["prompt_lookup"]
+            drafters = [*DEFAULT_DRAFTERS, *(["draft_model"] if draft is not None else [])]
         _check_drafters(drafters, draft)
         path = None if isinstance(tokenizer, Tokenizer) else tokenizer
         settings = {"dtype": dtype, "threads": threads, "cache_dtype": cache_dtype}
@@ -93,7 +108,9 @@ class Engine:
         self.draft = None if draft is None else _load(draft, None, progress, settings)
         if self.draft is not None:
             self._check_same_vocabulary(self.draft)
+        self.suffix_memory = suffix_memory
         self.drafters: list[Drafter] = [self._drafter(entry) for entry in drafters]
+        self._experience = Experience()
 
     def generate(
         self,
@@ -101,15 +118,18 @@ class Engine:
         *,
         messages: Sequence[Message] | None = None,
         sampling: SamplingParams | None = None,
-        num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
+        num_draft_tokens: NumDraftTokens = "auto",
         verification: str = "match",
+        owner: str = "",
         **options: Any,
     ) -> Generation:
         """Generate to the end and return the whole result.
 
         ``prompt`` is text or token ids, continued as it is; ``messages`` are put through the
-        model's chat template. ``num_draft_tokens``: most tokens to draft at a step, 0 for plain
-        decoding. ``verification``: "match" never changes the output, whatever is drafted;
+        model's chat template. ``num_draft_tokens``: "auto" drafts what pays, by measured costs and
+        acceptance; a number is the most tokens to draft at every step, 0 plain decoding.
+        ``owner``: whose earlier outputs to draft from, if the engine keeps any.
+        ``verification``: "match" never changes the output, whatever is drafted;
         "rejection" and "block" promise its exact distribution instead, for drafters that make
         chains. They can accept more where the drafter draws from a distribution of its own
         ("draft_model", "ngram"); other drafts are kept as often as with "match". ``options`` are
@@ -124,6 +144,7 @@ class Engine:
             sampling=sampling,
             num_draft_tokens=num_draft_tokens,
             verification=verification,
+            owner=owner,
             **options,
         ):
             if event.result is not None:
@@ -137,8 +158,9 @@ class Engine:
         *,
         messages: Sequence[Message] | None = None,
         sampling: SamplingParams | None = None,
-        num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
+        num_draft_tokens: NumDraftTokens = "auto",
         verification: str = "match",
+        owner: str = "",
         is_cancelled: Callable[[], bool] | None = None,
         **options: Any,
     ) -> Iterator[Event]:
@@ -152,7 +174,7 @@ class Engine:
         tokens = self.encode(prompt, messages)
         session = self.model.new_session()
         requests = self._requests(
-            tokens, params, num_draft_tokens, verification, session, is_cancelled
+            tokens, params, num_draft_tokens, verification, owner, session, is_cancelled
         )
         return self._events(requests, len(tokens))
 
@@ -199,8 +221,9 @@ class Engine:
         self,
         tokens: list[int],
         params: SamplingParams,
-        num_draft_tokens: int,
+        num_draft_tokens: NumDraftTokens,
         verification: str,
+        owner: str,
         session: Session,
         is_cancelled: Callable[[], bool] | None,
     ) -> list[Request]:
@@ -220,6 +243,7 @@ class Engine:
                 None if seed is None else completion_seed(seed, index),
                 num_draft_tokens,
                 verification,
+                owner,
                 session,
                 is_cancelled,
             )
@@ -231,8 +255,9 @@ class Engine:
         tokens: list[int],
         params: SamplingParams,
         seed: int | None,
-        num_draft_tokens: int,
+        num_draft_tokens: NumDraftTokens,
         verification: str,
+        owner: str,
         session: Session,
         is_cancelled: Callable[[], bool] | None,
     ) -> Request:
@@ -257,9 +282,7 @@ class Engine:
             for _ in range(2)
         )
         drawing = DraftSampler(theirs, self.model.vocab_size, shares_noise=rule.same_tokens)
-        policy = FixedPolicy(
-            self.model, self.drafters, num_draft_tokens, rule=rule, sampler=drawing
-        )
+        policy = self._policy(num_draft_tokens, owner, rule, drawing)
         return Request(
             session,
             tokens,
@@ -272,6 +295,17 @@ class Engine:
             num_logprobs=params.logprobs,
             num_prompt_logprobs=params.prompt_logprobs,
         )
+
+    def _policy(
+        self, num_draft_tokens: NumDraftTokens, owner: str, rule: Rule, sampler: DraftSampler
+    ) -> Policy:
+        drafters = [
+            drafter.for_owner(owner) if isinstance(drafter, Suffix) else drafter
+            for drafter in self.drafters
+        ]
+        if num_draft_tokens == "auto":
+            return AutoPolicy(self.model, drafters, self._experience, rule=rule, sampler=sampler)
+        return FixedPolicy(self.model, drafters, num_draft_tokens, rule=rule, sampler=sampler)
 
     def _events(self, requests: Sequence[Request], prompt_tokens: int) -> Iterator[Event]:
         outputs = [_Output() for _ in requests]
@@ -289,6 +323,8 @@ class Engine:
             ):
                 yield Event(piece, token, origin, step, scores, index)
             if request.finish is not None:
+                request.policy.finish(request.tokens)
+                request.stats.policy = request.policy.report()
                 rest = request.stops.finish()
                 output.text.append(rest)
                 prompt_logprobs = requests[0].prompt_logprobs
@@ -326,6 +362,10 @@ class Engine:
             return entry
         if entry == "prompt_lookup":
             return PromptLookup()
+        if entry == "suffix":
+            return Suffix(self.suffix_memory)
+        if entry == "recycling":
+            return Recycling()
         if entry == "ngram":
             return Ngram()
         assert self.draft is not None
@@ -367,8 +407,9 @@ class Chat:
         text: str,
         *,
         sampling: SamplingParams | None = None,
-        num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
+        num_draft_tokens: NumDraftTokens = "auto",
         verification: str = "match",
+        owner: str = "",
         is_cancelled: Callable[[], bool] | None = None,
         **options: Any,
     ) -> Iterator[Event]:
@@ -390,7 +431,7 @@ class Chat:
             self._turn.close()
         self._rewind(tokens if params.prompt_logprobs is None else tokens[:1])
         [request] = self.engine._requests(
-            tokens, params, num_draft_tokens, verification, self.session, is_cancelled
+            tokens, params, num_draft_tokens, verification, owner, self.session, is_cancelled
         )
         self._tokens = request.tokens
         self._turn = self._record(messages, self.engine._events([request], len(tokens)))

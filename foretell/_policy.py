@@ -1,19 +1,119 @@
-"""What to draft next."""
+"""What to draft next: the interface of those who decide, and the one with a fixed length."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from foretell._draft import Draft, Drafter, ask, spawned
 from foretell._errors import ForetellError, OptionError
 from foretell._model import Model, Output, is_chain
+from foretell._proposal import EvidenceDrafter
 from foretell._sampling import DraftSampler
 from foretell._verify import RULES, Accepted, Rule
 
 
-class FixedPolicy:
+class Beside(NamedTuple):
+    """The rest of a pass that several requests share: its rows, and the tokens to expect of it."""
+
+    rows: int = 0
+    tokens: float = 0.0
+
+
+ALONE = Beside()
+
+
+class Policy(ABC):
+    """Decides at every step of one request what to draft, if anything."""
+
+    drafters: Sequence[Drafter]
+    expected_tokens: float = 1.0
+    """Tokens to expect of the step that was proposed last."""
+
+    @abstractmethod
+    def start(self, prompt: Sequence[int]) -> None:
+        """A request begins."""
+
+    @abstractmethod
+    def propose(self, context: Sequence[int], limit: int, beside: Beside = ALONE) -> Draft:
+        """A draft of at most ``limit`` tokens, for a pass that has ``beside`` in it already."""
+
+    def passed(self, rows: int, seconds: float) -> None:  # noqa: B027 - optional hook
+        """The pass of ``rows`` rows, those of all requests, took ``seconds``."""
+
+    @abstractmethod
+    def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:
+        """What became of the draft; called after prefill too, with an empty one."""
+
+    def finish(self, context: Sequence[int]) -> None:  # noqa: B027 - optional hook
+        """The request is over; ``context`` is prompt and output."""
+
+    def report(self) -> dict[str, Any]:
+        """What was decided and why, for Stats."""
+        return {}
+
+
+def propose_together(requests: Iterable[tuple[Policy, Sequence[int], int]]) -> list[Draft]:
+    """One draft for each request of a pass, of (policy, context, limit); one after another.
+
+    Whoever comes first takes the others for plain steps.
+    """
+    asking = list(requests)
+    rows, tokens = len(asking), float(len(asking))
+    drafts = []
+    for policy, context, limit in asking:
+        draft = policy.propose(context, limit, Beside(rows - 1, tokens - 1.0))
+        rows += len(draft)
+        tokens += policy.expected_tokens - 1.0
+        drafts.append(draft)
+    return drafts
+
+
+def check_rule(drafter: Drafter, rule: Rule) -> None:
+    """Raise OptionError for a drafter of trees under a rule for chains.
+
+    An EvidenceDrafter draws nothing, and any branch of its tree is a draft that it could have made.
+    """
+    if drafter.trees and not rule.trees and not isinstance(drafter, EvidenceDrafter):
+        raise OptionError(
+            f"verification='{rule.name}' is for chains, and the drafter '{drafter.name}' "
+            "makes trees; use verification='match', or another drafter"
+        )
+
+
+def check_draft(drafter: Drafter, draft: Draft, limit: int, rule: Rule, vocab_size: int) -> None:
+    """Raise ForetellError for a draft that cannot be verified."""
+    wrong = None
+    if len(draft) > limit:
+        wrong = f"{len(draft)} tokens where {limit} were allowed"
+    elif min(draft.tokens) < 0 or max(draft.tokens) >= vocab_size:
+        wrong = f"a token id outside 0..{vocab_size - 1}"
+    elif not rule.trees and not is_chain(draft.parents):
+        wrong = f"a tree, which verification='{rule.name}' cannot verify"
+    elif draft.q is not None and not _is_distribution(draft, vocab_size):
+        wrong = (
+            f"a q that is none: it needs a row of {vocab_size} probabilities for each "
+            "token, none of them negative, that sum to 1 and allow the token"
+        )
+    if wrong is not None:
+        raise ForetellError(f"drafter '{drafter.name}' proposed {wrong}")
+
+
+def _is_distribution(draft: Draft, vocab_size: int) -> bool:
+    q = draft.q
+    assert q is not None
+    return (
+        q.shape == (len(draft), vocab_size)
+        and bool((q >= 0).all())
+        and bool((np.abs(q.sum(axis=1) - 1.0) < 1e-4).all())
+        and all(q[i, token] > 0 for i, token in enumerate(draft.tokens))
+    )
+
+
+class FixedPolicy(Policy):
     """Drafts up to ``num_draft_tokens`` at every step; the first drafter with an idea wins.
 
     Where the model verifies no trees, a tree is cut to its first branch. Where the accept rule
@@ -35,68 +135,42 @@ class FixedPolicy:
             or num_draft_tokens < 0
         ):
             raise OptionError(
-                f"num_draft_tokens is {num_draft_tokens!r}; use a whole number from 0 "
-                "(0 is plain decoding)"
+                f"num_draft_tokens is {num_draft_tokens!r}; use 'auto', or a whole number "
+                "from 0 (0 is plain decoding)"
             )
         self.num_draft_tokens = num_draft_tokens
         self.drafters = [spawned(drafter) for drafter in drafters] if num_draft_tokens else []
         self._vocab_size = model.vocab_size
         self._trees = model.capabilities.tree
+        self._chains = not rule.trees
         self._rule = rule
         if self.drafters:
             model.capabilities.require("rollback")
         for drafter in self.drafters:
-            if drafter.trees and not rule.trees:
-                raise OptionError(
-                    f"verification='{rule.name}' is for chains, and the drafter '{drafter.name}' "
-                    "makes trees; use verification='match', or another drafter"
-                )
+            check_rule(drafter, rule)
             if sampler is not None:
                 drafter.sample_with(sampler)
 
     def start(self, prompt: Sequence[int]) -> None:
-        """A request begins."""
         for drafter in self.drafters:
             drafter.start(prompt)
 
-    def propose(self, context: Sequence[int], limit: int) -> Draft:
-        """A draft of at most ``limit`` tokens, and never more than was asked for."""
+    def propose(self, context: Sequence[int], limit: int, beside: Beside = ALONE) -> Draft:
         limit = min(limit, self.num_draft_tokens)
         if limit > 0:
             for drafter in self.drafters:
                 draft = ask(drafter, drafter.propose, Draft, context, limit)
                 if draft.tokens:
-                    self._check(drafter, draft, limit)
-                    return draft if self._trees else draft.first_branch()
+                    if not self._trees or (self._chains and isinstance(drafter, EvidenceDrafter)):
+                        draft = draft.first_branch()
+                    check_draft(drafter, draft, limit, self._rule, self._vocab_size)
+                    return draft
         return Draft.empty()
 
     def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:
-        """Tell every drafter what became of the draft."""
         for drafter in self.drafters:
             drafter.observe(draft, output, accepted)
 
-    def _check(self, drafter: Drafter, draft: Draft, limit: int) -> None:
-        wrong = None
-        if len(draft) > limit:
-            wrong = f"{len(draft)} tokens where {limit} were allowed"
-        elif min(draft.tokens) < 0 or max(draft.tokens) >= self._vocab_size:
-            wrong = f"a token id outside 0..{self._vocab_size - 1}"
-        elif not self._rule.trees and not is_chain(draft.parents):
-            wrong = f"a tree, which verification='{self._rule.name}' cannot verify"
-        elif draft.q is not None and not self._is_distribution(draft):
-            wrong = (
-                f"a q that is none: it needs a row of {self._vocab_size} probabilities for each "
-                "token, none of them negative, that sum to 1 and allow the token"
-            )
-        if wrong is not None:
-            raise ForetellError(f"drafter '{drafter.name}' proposed {wrong}")
-
-    def _is_distribution(self, draft: Draft) -> bool:
-        q = draft.q
-        assert q is not None
-        return (
-            q.shape == (len(draft), self._vocab_size)
-            and bool((q >= 0).all())
-            and bool((np.abs(q.sum(axis=1) - 1.0) < 1e-4).all())
-            and all(q[i, token] > 0 for i, token in enumerate(draft.tokens))
-        )
+    def finish(self, context: Sequence[int]) -> None:
+        for drafter in self.drafters:
+            drafter.finish(context)

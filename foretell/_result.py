@@ -48,6 +48,9 @@ class Stats:
     decode_seconds: float = 0.0
     model_seconds: float = 0.0
     """The part of ``decode_seconds`` spent in the target's passes."""
+    policy: dict[str, Any] = field(default_factory=dict)
+    """What the policy decided and why; empty where the draft length was fixed. docs/policy.md
+    explains the fields."""
 
     def record(self, draft: Draft, accepted: Accepted) -> None:
         """Count one step."""
@@ -98,6 +101,7 @@ class Stats:
             "decode_seconds": self.decode_seconds,
             "model_seconds": self.model_seconds,
             "tokens_per_second": self.tokens_per_second,
+            **({"policy": self.policy} if self.policy else {}),
         }
 
 

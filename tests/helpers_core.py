@@ -11,6 +11,7 @@ import tokenizers
 from families import write_tokenizer
 
 from foretell import Draft, Drafter, Engine, Generation, Tokenizer
+from foretell._costs import PassCosts
 from foretell.backends.table import TableModel, TableSession
 
 # --- Models --------------------------------------------------------------------------
@@ -65,6 +66,38 @@ def continuation(model: TableModel, prompt: Sequence[int], count: int) -> list[i
     for _ in range(count):
         tokens.append(next_token(model, tokens))
     return tokens[len(prompt) :]
+
+
+# --- Costs ---------------------------------------------------------------------------
+
+
+class GivenCosts(PassCosts):
+    """Costs that a test sets: a pass of k rows takes ``one + (k - 1) * more`` seconds."""
+
+    def __init__(self, one: float = 1.0, more: float = 0.0) -> None:
+        super().__init__()
+        self.one, self.more = one, more
+        self.observed: list[tuple[int, float]] = []
+
+    known = True
+
+    def seconds(self, rows, context):
+        return self.one + (rows - 1) * self.more
+
+    def curve(self, first, count, context):
+        return [self.seconds(rows, context) for rows in range(first, first + count)]
+
+    def age(self, rows):
+        return 0.0
+
+    def observe(self, rows, context, seconds):
+        self.observed.append((rows, context))
+
+
+def with_costs(engine: Engine, one: float = 1.0, more: float = 0.0) -> Engine:
+    """The engine, deciding by these costs instead of the times of a model that takes none."""
+    engine._experience.costs = GivenCosts(one, more)
+    return engine
 
 
 # --- Drafters ------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def test_after_an_exception_in_a_turn_the_next_one_is_right(where, step):
     messages = list(chat.messages)
     fails[0] = True
     with pytest.raises(RuntimeError, match=where):
-        chat.send("c", max_tokens=30, ignore_eos=True)
+        chat.send("c", num_draft_tokens=4, max_tokens=30, ignore_eos=True)
     fails[0] = False
     assert chat.messages == messages
     check_next_turn(chat, "c")

@@ -178,7 +178,8 @@ class TestErrors:
             (
                 ["x", "--drafter", "nobody"],
                 b"",
-                "unknown drafter 'nobody'; the drafters are prompt_lookup, draft_model, ngram",
+                "unknown drafter 'nobody'; the drafters are suffix, recycling, "
+                "prompt_lookup, draft_model, ngram",
             ),
             (
                 ["x", "--stop", ""],

@@ -15,6 +15,7 @@ import pytest
 from helpers_core import (
     CountingTable,
     Fickle,
+    GivenCosts,
     Scripted,
     always_wrong,
     check_stats,
@@ -24,6 +25,7 @@ from helpers_core import (
     random_table,
     successor_table,
     tokenizer_of,
+    with_costs,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +39,7 @@ from foretell import (
     ForetellError,
     _decode,
 )
+from foretell._auto_policy import AutoPolicy, Experience
 from foretell._decode import Request
 from foretell._draft import Context
 from foretell._policy import FixedPolicy
@@ -44,7 +47,7 @@ from foretell._proposal import EvidenceDrafter, Proposal
 from foretell._sampling import RequestSampler, SamplingParams
 from foretell._stop import StopConditions
 from foretell.backends.table import TableModel
-from foretell.drafters import DraftModel, PromptLookup
+from foretell.drafters import DraftModel, PromptLookup, Recycling, Suffix
 
 PIECES = (b"a", b"b", b"ab", b"aab", b" c", b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", b"b\xe2")
 STOPS = ("a", "b", "aa", "ab", "ba", "aab", "aaab", "bab", " ca", "é", "€", "\ufffd", "b\ufffd")
@@ -62,6 +65,8 @@ DRAFTERS = {
         random_table(target.vocab_size - 1, 1, seed)
     ),
     "prompt lookup": lambda target, seed: PromptLookup(),
+    "suffix": lambda target, seed: Suffix(),
+    "recycling": lambda target, seed: Recycling(k=2),
     "chains": lambda target, seed: Fickle(target, seed, trees=False),
     "trees": lambda target, seed: Fickle(target, seed),
     "nothing": lambda target, seed: Scripted(lambda context, limit: Draft.empty()),
@@ -132,11 +137,11 @@ def test_plain_decoding_is_what_the_documentation_says(request_):
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 @settings(deadline=None, max_examples=120)
-@given(requests(), st.sampled_from([0, 1, 2, 5, 16]), st.integers(0, 99))
+@given(requests(), st.sampled_from([0, 1, 2, 5, 16, "auto"]), st.integers(0, 99))
 def test_speculation_changes_nothing(kind, request_, num_draft_tokens, seed):
     model, pieces, prompt, options = request_
     drafter = DRAFTERS[kind](model, seed)
-    engine = Engine(model, drafters=[drafter], tokenizer=tokenizer_of(pieces))
+    engine = with_costs(Engine(model, drafters=[drafter], tokenizer=tokenizer_of(pieces)))
     plain = outcome(engine, prompt, num_draft_tokens=0, **options)
     assert plain == expected(model, pieces, prompt, **options)
     for _ in range(2):  # the second request meets what the first one left behind
@@ -149,7 +154,10 @@ def test_several_drafters_change_nothing(request_, kinds, data):
     model, pieces, prompt, options = request_
     drafters = [DRAFTERS[kind](model, seed) for seed, kind in enumerate(kinds)]
     engine = Engine(model, drafters=drafters, tokenizer=tokenizer_of(pieces))
-    n = data.draw(st.sampled_from([1, 2, 5, 16]))
+    n = data.draw(st.sampled_from([1, 2, 5, 16, "auto"]))
+    if data.draw(st.booleans()):  # else by the times that the table really takes
+        more = data.draw(st.sampled_from([0.0, 0.1, 0.5, 2.0]))
+        with_costs(engine, data.draw(st.sampled_from([1e-6, 1.0])), more)
     plain = outcome(engine, prompt, num_draft_tokens=0, **options)
     assert outcome(engine, prompt, num_draft_tokens=n, **options) == plain
 
@@ -168,7 +176,9 @@ def test_chunks_of_the_prompt_change_nothing(request_, chunk):
 # --- Several requests in one pass ----------------------------------------------------
 
 
-def make_request(model, prompt, drafters, *, num_draft_tokens=4, max_tokens=20, cancelled=None):
+def make_request(
+    model, prompt, drafters, *, num_draft_tokens=4, max_tokens=20, cancelled=None, experience=None
+):
     stops = StopConditions(
         eos_token_ids=model.eos_token_ids,
         stop_token_ids=(),
@@ -177,7 +187,10 @@ def make_request(model, prompt, drafters, *, num_draft_tokens=4, max_tokens=20, 
         max_context_tokens=model.max_length - len(prompt),
         decoder=None,
     )
-    policy = FixedPolicy(model, drafters, num_draft_tokens)
+    if experience is None:
+        policy = FixedPolicy(model, drafters, num_draft_tokens)
+    else:
+        policy = AutoPolicy(model, drafters, experience)
     is_cancelled = cancelled or (lambda: False)
     sampler = RequestSampler(SamplingParams())
     return Request(model.new_session(), list(prompt), sampler, policy, stops, is_cancelled)
@@ -195,13 +208,16 @@ def make_request(model, prompt, drafters, *, num_draft_tokens=4, max_tokens=20, 
         min_size=1,
         max_size=4,
     ),
+    st.booleans(),
 )
-def test_requests_that_share_their_passes_equal_their_single_runs(seed, parts):
+def test_requests_that_share_their_passes_equal_their_single_runs(seed, parts, auto):
     model = random_table(4, 2, seed, eos_token_ids=[3])
+    experience = Experience(costs=GivenCosts(1.0, 0.1)) if auto else None
 
     def make(part):
         prompt, kind, max_tokens = part
-        return make_request(model, prompt, [DRAFTERS[kind](model, seed)], max_tokens=max_tokens)
+        drafters = [DRAFTERS[kind](model, seed), *([Suffix(), Recycling(k=2)] if auto else [])]
+        return make_request(model, prompt, drafters, max_tokens=max_tokens, experience=experience)
 
     together = [make(part) for part in parts]
     for request in together:
@@ -210,7 +226,9 @@ def test_requests_that_share_their_passes_equal_their_single_runs(seed, parts):
         before = model.num_passes
         emitted = _decode.step(model, running)
         assert len(emitted) == len(running)
-        if all(not isinstance(r.policy.drafters[0], DraftModel) for r in running):
+        if all(
+            not isinstance(drafter, DraftModel) for r in running for drafter in r.policy.drafters
+        ):
             assert model.num_passes == before + 1
     for part, request in zip(parts, together, strict=True):
         plain = make_request(model, part[0], [], max_tokens=part[2])

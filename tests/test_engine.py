@@ -30,7 +30,7 @@ from foretell import (
     TokenizerError,
 )
 from foretell.backends.table import TableModel
-from foretell.drafters import DraftModel, PromptLookup
+from foretell.drafters import DraftModel, PromptLookup, Recycling, Suffix
 
 
 @pytest.fixture
@@ -208,10 +208,11 @@ def test_what_names_no_tokenizer_is_refused(engine, tokenizer):
         Engine(engine.model, tokenizer=tokenizer)
 
 
-def test_the_default_drafter_is_the_draft_model_where_there_is_one():
+def test_the_default_drafters_need_no_training_and_a_draft_model_joins_them():
     target = random_table(4, 1, 0)
-    assert [type(d) for d in Engine(target).drafters] == [PromptLookup]
-    assert [type(d) for d in Engine(target, draft=target).drafters] == [DraftModel]
+    assert [type(d) for d in Engine(target).drafters] == [Suffix, Recycling]
+    with_draft = Engine(target, draft=target)
+    assert [type(d) for d in with_draft.drafters] == [Suffix, Recycling, DraftModel]
     both = Engine(target, draft=target, drafters=["prompt_lookup", "draft_model"])
     assert [type(d) for d in both.drafters] == [PromptLookup, DraftModel]
 
@@ -259,8 +260,8 @@ def test_text_and_messages():
 
 def test_a_stream_is_the_generation_in_pieces():
     engine = Engine(successor_table([1, 2, 0]), tokenizer=tokenizer_of([b"a", b"b", b"c"]))
-    events = list(engine.stream([0, 1, 2, 0], max_tokens=6))
-    result = engine.generate([0, 1, 2, 0], max_tokens=6)
+    events = list(engine.stream([0, 1, 2, 0], num_draft_tokens=4, max_tokens=6))
+    result = engine.generate([0, 1, 2, 0], num_draft_tokens=4, max_tokens=6)
     *tokens, last = events
     assert [e.token_id for e in tokens] == result.token_ids == [1, 2, 0, 1, 2, 0]
     assert [e.text for e in tokens] == list("bcabca")
@@ -299,8 +300,9 @@ def every_drafter():
 @pytest.mark.parametrize("engine", every_drafter())
 def test_interleaved_streams_do_not_influence_each_other(engine):
     prompts = [[1, 2], [3, 3, 3, 3], [0]]
-    alone = [list(engine.stream(prompt, max_tokens=30)) for prompt in prompts]
-    streams = [engine.stream(prompt, max_tokens=30) for prompt in prompts]
+    options = {"num_draft_tokens": 4, "max_tokens": 30}
+    alone = [list(engine.stream(prompt, **options)) for prompt in prompts]
+    streams = [engine.stream(prompt, **options) for prompt in prompts]
     together = [[] for _ in prompts]
     for turn in range(31):
         for which in (turn % 3, (turn + 1) % 3, (turn + 2) % 3):
@@ -317,7 +319,7 @@ def test_threads_give_the_results_of_one_thread(engine):
     prompts = [[i % 4, i % 3, i % 2] for i in range(24)]
 
     def run(prompt):
-        result = engine.generate(prompt, max_tokens=60)
+        result = engine.generate(prompt, num_draft_tokens=4, max_tokens=60)
         return result.token_ids, result.origins
 
     alone = [run(prompt) for prompt in prompts]
@@ -358,11 +360,11 @@ class Failing(Scripted):
 def test_an_exception_in_a_drafter_ends_its_request_alone(engine, monkeypatch, where):
     engine = Engine(engine.model, drafters=[Failing()])
     good = continuation(engine.model, [1, 2], 12)
-    other = engine.stream([1, 2], max_tokens=12)
+    other = engine.stream([1, 2], num_draft_tokens=4, max_tokens=12)
     tokens = [next(other).token_id]
     monkeypatch.setattr(Failing, "where", where)
     with pytest.raises(RuntimeError, match=where):
-        engine.generate([1, 2], max_tokens=12)
+        engine.generate([1, 2], num_draft_tokens=4, max_tokens=12)
     session = engine.model.sessions[-1]
     assert session.tokens == [1, 2, *good][: session.length]
     monkeypatch.setattr(Failing, "where", None)
@@ -386,7 +388,8 @@ def test_drafters_see_every_pass():
 
     model = random_table(4, 1, seed=0)
     right = Watching(lambda context, limit: Draft.one_hot((next_token(model, context),)[:limit]))
-    tokens = Engine(model, drafters=[right]).generate([1, 2], max_tokens=4).token_ids
+    engine = Engine(model, drafters=[right])
+    tokens = engine.generate([1, 2], num_draft_tokens=4, max_tokens=4).token_ids
     assert tokens == continuation(model, [1, 2], 4)
     assert seen == [
         ("start", [1, 2]),

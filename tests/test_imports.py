@@ -35,7 +35,11 @@ MAY_IMPORT = {
     "_tree": "_draft _proposal _calibration",
     "_result": "_errors _logprobs _sampling _model _draft _verify",
     "_stop": "_errors _result",
-    "_policy": "_errors _sampling _model _draft _verify _result",
+    "_costs": "",
+    "_policy": "_errors _sampling _model _draft _verify _proposal",
+    "_auto_policy": (
+        "_errors _sampling _model _draft _verify _proposal _calibration _tree _costs _policy"
+    ),
     "_decode": "_errors _logprobs _sampling _model _draft _verify _result _stop _policy",
     # Text.
     "_stream_decoder": "_errors _tokenizer",
@@ -53,8 +57,8 @@ MAY_IMPORT = {
     "backends/cpu": "_errors _model _tokenizer _cache _hub",
     # The one place where it all meets, and what stands on it.
     "_engine": (
-        "_errors _logprobs _sampling _model _draft _verify _result _stop _policy _decode "
-        "_tokenizer _stream_decoder drafters backends/cpu"
+        "_errors _logprobs _sampling _model _draft _verify _result _stop _policy "
+        "_auto_policy _decode _tokenizer _stream_decoder drafters backends/cpu"
     ),
     "check": (
         "_errors _version _noise _logprobs _sampling _model _draft _verify _policy _result _stop "

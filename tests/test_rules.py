@@ -11,14 +11,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers_core import Fickle, Scripted
+from helpers_core import Fickle, Scripted, with_costs
 
 from foretell import Draft, Drafter, Engine, ForetellError, InputError, OptionError
 from foretell._draft import Draft as DraftClass
 from foretell._sampling import DraftSampler, Drawn, RequestSampler, SamplingParams
 from foretell._verify import RULES, Accepted
 from foretell.backends.table import TableModel
-from foretell.drafters import DraftModel, Ngram
+from foretell.drafters import DraftModel, Ngram, Recycling, Suffix
 
 EXACT = [rule for rule in RULES.values() if not rule.same_tokens]
 every_exact_rule = pytest.mark.parametrize("rule", EXACT, ids=[rule.name for rule in EXACT])
@@ -200,17 +200,21 @@ def test_block_never_accepts_fewer_than_rejection():
 
 
 @every_exact_rule
-@pytest.mark.parametrize("kind", ["model", "ngram", "lookup"])
-def test_sampled_tokens_follow_the_target(rule, kind):
+@pytest.mark.parametrize("num_draft_tokens", [4, "auto"])
+@pytest.mark.parametrize("kind", ["model", "ngram", "lookup", "all"])
+def test_sampled_tokens_follow_the_target(rule, kind, num_draft_tokens):
     """Chi-square over the first three tokens of 2500 seeds; passed by chance once in 10^6."""
     model = TableModel.random(3, 2, seed=5)
-    drafter = {
-        "model": DraftModel(TableModel.random(3, 1, seed=6)),
-        "ngram": Ngram(),
-        "lookup": Scripted(lambda context, limit: Draft.one_hot((1, 2, 0)[:limit])),
+    lookup = Scripted(lambda context, limit: Draft.one_hot((1, 2, 0)[:limit]))
+    drafters = {
+        "model": [DraftModel(TableModel.random(3, 1, seed=6))],
+        "ngram": [Ngram()],
+        "lookup": [lookup],
+        "all": [Suffix(), Recycling(k=2), Ngram(), DraftModel(TableModel.random(3, 1, seed=6))],
     }[kind]
-    engine = Engine(model, drafters=[drafter])
+    engine = with_costs(Engine(model, drafters=drafters), 1.0, 0.1)
     params = {"temperature": 1.3, "top_p": 0.95, "presence_penalty": 0.3}
+    params["num_draft_tokens"] = num_draft_tokens
     counts = Counter(
         tuple(
             engine.generate(
@@ -219,6 +223,7 @@ def test_sampled_tokens_follow_the_target(rule, kind):
         )
         for seed in range(2500)
     )
+    del params["num_draft_tokens"]
     sampler = RequestSampler(SamplingParams(**params), prompt_length=1)
     statistic, cells = 0.0, 0
     for whole in itertools.product(range(3), repeat=3):
@@ -248,8 +253,11 @@ def test_at_temperature_0_every_rule_is_greedy(rule, seed):
         engine = Engine(model, drafters=[drafter])
         plain = engine.generate([1, 2], num_draft_tokens=0, max_tokens=40)
         assert engine.generate([1, 2], max_tokens=40).token_ids == plain.token_ids
-        exact = engine.generate([1, 2], max_tokens=40, verification=rule.name)
-        assert exact.token_ids == plain.token_ids
+        for n in (4, "auto"):
+            exact = engine.generate(
+                [1, 2], max_tokens=40, verification=rule.name, num_draft_tokens=n
+            )
+            assert exact.token_ids == plain.token_ids
 
 
 @every_exact_rule
@@ -265,8 +273,9 @@ def test_sharing_noise_makes_a_draft_model_agree_more_often():
     rng = np.random.default_rng(0)
     table = rng.normal(size=(50, 50)) * 2
     model, draft = TableModel(table), TableModel(table + rng.normal(size=(50, 50)) / 2)
-    engine = Engine(model, draft=draft)
-    shared = engine.generate([1], temperature=1, max_tokens=800, seed=1).stats
+    options = {"temperature": 1, "max_tokens": 800, "seed": 1, "num_draft_tokens": 4}
+    engine = Engine(model, draft=draft, drafters=["draft_model"])
+    shared = engine.generate([1], **options).stats
 
     class Independent(DraftModel):
         name = "independent"
@@ -279,7 +288,7 @@ def test_sharing_noise_makes_a_draft_model_agree_more_often():
             return Independent(draft)
 
     apart = Engine(model, drafters=[Independent(draft)])
-    unshared = apart.generate([1], temperature=1, max_tokens=800, seed=1).stats
+    unshared = apart.generate([1], **options).stats
     assert shared.draft_acceptance_rate > 2 * unshared.draft_acceptance_rate
 
 
@@ -328,7 +337,7 @@ def test_drafters_of_trees_are_refused_before_the_first_token(rule):
 def test_a_tree_nobody_announced_is_an_error(rule):
     engine = Engine(TableModel.random(5, 2, seed=1), drafters=[Bushy(trees=False)])
     with pytest.raises(ForetellError, match="'bushy' proposed a tree"):
-        engine.generate([1], verification=rule.name)
+        engine.generate([1], num_draft_tokens=4, verification=rule.name)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +355,7 @@ def test_a_q_that_is_no_distribution_of_the_token_is_an_error(q):
     drafter = Scripted(lambda context, limit: Draft.sampled((1,), q))
     engine = Engine(TableModel.random(5, 2, seed=1), drafters=[drafter])
     with pytest.raises(ForetellError, match="'scripted' proposed a q that is none"):
-        engine.generate([1], verification="rejection", temperature=1)
+        engine.generate([1], num_draft_tokens=4, verification="rejection", temperature=1)
 
 
 # --- The type ------------------------------------------------------------------------

@@ -8,14 +8,14 @@ from __future__ import annotations
 import naive_sampling as naive
 import numpy as np
 import pytest
-from helpers_core import Fickle, Scripted, random_table, tokenizer_of
+from helpers_core import Fickle, Scripted, random_table, tokenizer_of, with_costs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_decode import PIECES, STOPS
 
 from foretell import Draft, Engine, ForetellError, SamplingParams
 from foretell.backends.table import TableModel
-from foretell.drafters import DraftModel, Ngram, PromptLookup
+from foretell.drafters import DraftModel, Ngram, PromptLookup, Recycling, Suffix
 
 DRAFTERS = {
     "the target itself": lambda target, seed: DraftModel(target),
@@ -87,10 +87,11 @@ def outcome(engine, prompt, options, **more):
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 @settings(deadline=None, max_examples=80)
-@given(requests(), st.sampled_from([1, 2, 5, 16]), st.integers(0, 99))
+@given(requests(), st.sampled_from([1, 2, 5, 16, "auto"]), st.integers(0, 99))
 def test_speculation_changes_nothing(kind, request_, num_draft_tokens, seed):
     model, pieces, prompt, options = request_
-    engine = Engine(model, drafters=[DRAFTERS[kind](model, seed)], tokenizer=tokenizer_of(pieces))
+    drafters = [DRAFTERS[kind](model, seed), Suffix(), Recycling(k=2)]
+    engine = with_costs(Engine(model, drafters=drafters, tokenizer=tokenizer_of(pieces)), 1.0, 0.1)
     plain = outcome(engine, prompt, options, num_draft_tokens=0)
     assert outcome(engine, prompt, options, num_draft_tokens=num_draft_tokens) == plain
 
@@ -140,7 +141,7 @@ def test_penalties_count_every_token_of_a_block():
     model = TableModel(np.tile(np.array([3, 2.9, 2.8, 0], np.float32), (4, 1)))
     right = {3: (0, 1, 2), 0: (1, 2, 0), 1: (2, 0, 1), 2: (0, 1, 2)}
     engine = Engine(model, drafters=[Scripted(lambda c, n: Draft.one_hot(right[c[-1]][:n]))])
-    result = engine.generate([3], frequency_penalty=1, max_tokens=7)
+    result = engine.generate([3], frequency_penalty=1, num_draft_tokens=4, max_tokens=7)
     assert result.token_ids == [0, 1, 2, 0, 1, 2, 0]
     assert result.stats.num_accepted_tokens > 3
 
@@ -208,12 +209,14 @@ def test_the_cpu_backend_samples_the_same_with_and_without_speculation(family, d
         [Ngram()],
         [PromptLookup()],
         [Ngram(2), DraftModel(other)],
+        [Suffix(), Recycling(), DraftModel(other)],
     ):
-        engine = Engine(model, drafters=drafters)
-        for num_draft_tokens in (1, 4, 9):
+        engine = with_costs(Engine(model, drafters=drafters), 1.0, 0.1)
+        for num_draft_tokens in (1, 4, 9, "auto"):
             result = engine.generate(prompt, num_draft_tokens=num_draft_tokens, **options)
             for ours, theirs in zip(result.completions, plain.completions, strict=True):
                 assert everything(ours) == everything(theirs)
             assert result.prompt_logprobs == plain.prompt_logprobs
-    near = Engine(model, drafters=[DraftModel(other)]).generate(prompt, **options)
+    near = Engine(model, drafters=[DraftModel(other)])
+    near = near.generate(prompt, num_draft_tokens=4, **options)
     assert near.stats.draft_acceptance_rate > 0.5

@@ -228,7 +228,7 @@ def test_what_was_said_to_the_same_owner_is_drafted_again():
     memory = SuffixMemory()
     drafter = Suffix(memory, "ann")
     drafter.start([1, 2])
-    drafter.remember([1, 2, 5, 6, 7, 8])
+    drafter.finish([1, 2, 5, 6, 7, 8])
     assert memory.texts("ann") == [[5, 6, 7, 8]]
     assert paths(suggest([9, 5, 6], memory=memory, owner="ann")) == [[7, 8]]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 import typer.core
 
-from foretell._engine import DEFAULT_NUM_DRAFT_TOKENS, DRAFTERS
+from foretell._engine import DRAFTERS
 from foretell._sampling import SamplingParams
 from foretell._version import __version__
 from foretell.cli import _load
@@ -49,11 +49,11 @@ models_app = typer.Typer(
 app.add_typer(models_app, name="models")
 
 DRAFTER_NOTES = {
-    "prompt_lookup": "repeats what followed the same words earlier in the text",
+    "suffix": "what followed the same words earlier in the text",
+    "recycling": "what the model itself thought likely after the same token",
+    "prompt_lookup": "like suffix, the latest match alone",
     "draft_model": "asks the small model of --draft",
     "ngram": "guesses from word counts of the text, also where nothing repeats",
-    "suffix": "like prompt_lookup, from longer matches and their counts",
-    "recycling": "repeats what the model itself thought likely after the same token",
 }
 
 Model = Annotated[
@@ -76,13 +76,27 @@ Drafters = Annotated[
         metavar="NAME",
         help="Drafter to ask: "
         + "; ".join(f"{name} ({DRAFTER_NOTES[name]})" for name in DRAFTERS)
-        + ". Repeatable, asked in this order.",
-        show_default="draft_model if --draft is given, else prompt_lookup",
+        + ". Repeatable.",
+        show_default="suffix, recycling and, if --draft is given, draft_model",
     ),
 ]
+
+
+def _num_draft_tokens(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.isdecimal():
+        raise typer.BadParameter(f"{text!r} is neither 'auto' nor a whole number from 0")
+    return int(text)
+
+
 NumDraftTokens = Annotated[
-    int,
-    typer.Option(min=0, metavar="N", help="Most tokens to draft at a step; 0 is plain decoding."),
+    Any,
+    typer.Option(
+        parser=_num_draft_tokens,
+        metavar="N",
+        help="Most tokens to draft at a step; auto drafts what pays, 0 is plain decoding.",
+    ),
 ]
 Dtype = Annotated[
     Literal["native", "float32", "bfloat16", "int8"],
@@ -180,7 +194,7 @@ def generate(
     model: Model = "demo",
     draft: DraftModel = None,
     drafter: Drafters = None,
-    num_draft_tokens: NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
+    num_draft_tokens: NumDraftTokens = "auto",
     dtype: Dtype = "native",
     threads: Threads = None,
     tokenizer: TokenizerFile = None,
@@ -251,7 +265,7 @@ def chat(
     model: Model = "demo",
     draft: DraftModel = None,
     drafter: Drafters = None,
-    num_draft_tokens: NumDraftTokens = DEFAULT_NUM_DRAFT_TOKENS,
+    num_draft_tokens: NumDraftTokens = "auto",
     dtype: Dtype = "native",
     threads: Threads = None,
     tokenizer: TokenizerFile = None,

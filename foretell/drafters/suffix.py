@@ -75,7 +75,7 @@ class Suffix(EvidenceDrafter):
             places.sort(key=_MATCH, reverse=True)
         return _follow(places[:MOST_PLACES], limit)
 
-    def remember(self, context: Sequence[int]) -> None:
+    def finish(self, context: Sequence[int]) -> None:
         """The request is over: put its output into the memory, for the owner's next requests."""
         if self._memory is not None:
             self._memory.add(context[self._prompt_length :], self._owner)

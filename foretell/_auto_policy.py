@@ -1,0 +1,429 @@
+"""Drafts when that pays, by measured costs and measured acceptance; else it decodes plainly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from foretell._calibration import Calibration
+from foretell._costs import Budget, DrafterCosts, PassCosts
+from foretell._draft import Context, Draft, Drafter, ask, spawned
+from foretell._model import Model, Output
+from foretell._policy import ALONE, Beside, Policy, check_draft, check_rule
+from foretell._proposal import DEEPEST_KIND, EvidenceDrafter, Proposal
+from foretell._sampling import DraftSampler
+from foretell._tree import Node, Source, credit, draft_of, grow, learn
+from foretell._verify import RULES, Accepted, Rule
+
+FIRST_NODES, MOST_NODES = 6, 16
+"""Nodes to ask for. Most drafts that pay are short; where the longest allowed one was the best,
+twice as many are asked for at the next step."""
+MARGIN = 0.02
+"""How much faster than plain decoding a draft must promise to be. The best of several uncertain
+promises is on average too good."""
+CHEAP = 0.03
+"""A drafter that takes less than this part of a plain pass is asked first and judged afterwards."""
+ESTIMATE = 0.6
+"""What a token of a drafter without evidence is believed before anything is known."""
+MEMORY = 1 / 32
+"""Weight of the latest ask in a drafter's worth."""
+STALE = 1000
+"""Passes after which a row count may be measured anew."""
+TRIALS = 3
+AUDITION_TOKENS = 4
+
+
+@dataclass
+class Experience:
+    """What all requests of an engine learn together."""
+
+    costs: PassCosts = field(default_factory=PassCosts)
+    calibration: Calibration = field(default_factory=lambda: Calibration(memory=1000.0))
+    drafters: dict[str, DrafterCosts] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
+
+
+@dataclass
+class _Asked:
+    """One drafter in one request."""
+
+    name: str
+    drafter: Drafter
+    costs: DrafterCosts
+    worth: float | None
+    last_context: int = 0
+    """Length of the context when it was asked last."""
+    asked: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+
+
+class AutoPolicy(Policy):
+    """Chooses at every step the draft that promises the most tokens per second.
+
+    Of the tree that the drafters' proposals make together, the n best nodes promise 1 + the sum
+    of their path probabilities tokens for the T(n + 1) seconds of the pass; n = 0 is plain
+    decoding. Where other requests share the pass, their rows and tokens count too, so that what
+    decides is the extra cost of this request's draft.
+
+    Drafters that cost next to nothing are asked first; one that saves less than asking costs is
+    asked only as the exploration budget allows. Drafters that cost more are asked where their
+    acceptance so far says that it pays, for as many tokens as pay most.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        drafters: Sequence[Drafter],
+        experience: Experience,
+        *,
+        rule: Rule = RULES["match"],
+        sampler: DraftSampler | None = None,
+    ) -> None:
+        self._experience = experience
+        self._costs = experience.costs
+        self._budget = experience.budget
+        self._rule = rule
+        self._sampler = sampler
+        self._vocab_size = model.vocab_size
+        self._chain = not (rule.trees and model.capabilities.tree)
+        self._calibration = Calibration(experience.calibration)
+        if drafters:
+            model.capabilities.require("rollback")
+        self._asked: list[_Asked] = []
+        names: Counter[str] = Counter()
+        for drafter in map(spawned, drafters):
+            check_rule(drafter, rule)
+            names[drafter.name] += 1
+            count = names[drafter.name]
+            name = drafter.name if count == 1 else f"{drafter.name} {count}"
+            costs = experience.drafters.setdefault(name, DrafterCosts())
+            self._asked.append(_Asked(name, drafter, costs, costs.worth))
+            if sampler is not None:
+                drafter.sample_with(sampler)
+        self.drafters = [asked.drafter for asked in self._asked]
+        self._proposals: dict[str, Proposal] = {}
+        self._nodes: list[Node] = []
+        self._drawn = Draft.empty()
+        self._context = 0
+        self._room = 0
+        self._reach = FIRST_NODES
+        self._plain_seconds = 0.0
+        self._rate = 0.0
+        # For the report.
+        self._steps = self._tokens = self._drafts = 0
+        self._expected = self._deciding = self._exploring = 0.0
+        self._reasons: Counter[str] = Counter()
+
+    def start(self, prompt: Sequence[int]) -> None:
+        for drafter in self.drafters:
+            drafter.start(prompt)
+
+    def propose(self, context: Sequence[int], limit: int, beside: Beside = ALONE) -> Draft:
+        began = perf_counter()
+        self._context, self._room = len(context), limit
+        self._proposals, self._nodes, self.expected_tokens = {}, [], 1.0
+        draft, reason = self._decide(context, min(limit, self._reach), beside)
+        self._steps += 1
+        self._expected += self.expected_tokens
+        if draft.tokens:
+            self._drafts += 1
+        else:
+            self._reasons[reason] += 1
+        self._deciding += perf_counter() - began
+        return draft
+
+    def passed(self, rows: int, seconds: float) -> None:
+        self._costs.observe(rows, self._context, seconds)
+        self._budget.earn(seconds)
+
+    def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:
+        began = perf_counter()
+        self._tokens += len(accepted.tokens) if self._steps else 0
+        if self._proposals:
+            learn(self._proposals, accepted.tokens, self._calibration)
+        kept = accepted.nodes[1:]
+        if self._nodes:
+            counts = credit(self._nodes, kept)
+            for asked in self._asked:
+                drafted, right = counts.get(asked.name, (0, 0))
+                asked.drafted += drafted
+                asked.accepted += right
+        for drafter in self.drafters:
+            drafter.observe(draft, output, accepted)
+        self._deciding += perf_counter() - began
+
+    def finish(self, context: Sequence[int]) -> None:
+        for drafter in self.drafters:
+            drafter.finish(context)
+
+    # --- Deciding --------------------------------------------------------------------
+
+    def _decide(self, context: Sequence[int], limit: int, beside: Beside) -> tuple[Draft, str]:
+        """The draft, or why there is none."""
+        if not self._asked:
+            return Draft.empty(), "no drafters"
+        if limit < 1:
+            return Draft.empty(), "no room"
+        if not self._costs.known:
+            return Draft.empty(), "nothing measured yet"
+        curve = self._costs.curve(beside.rows + 1, limit + 1, len(context))
+        self._plain_seconds = curve[0]
+        self._rate = (beside.tokens + 1.0) / curve[0]
+        self._ask_cheap(context, limit)
+        nodes, chosen = self._choose(curve, beside)
+        self._credit_worth(nodes[:chosen], curve)
+        slow = self._ask_slow(context, curve, beside, nodes[:chosen])
+        if slow is not None and not self._rule.same_tokens:
+            # Its length was settled before it was drawn, and what is kept must not depend on that.
+            self._nodes = self._nodes_of(slow)
+            self.expected_tokens = 1.0 + sum(node.path_probability for node in self._nodes)
+            return self._drawn, "nothing drawn"
+        if slow is not None:
+            nodes, chosen = self._choose(curve, beside)
+        self._reach = (
+            min(2 * self._reach, MOST_NODES)
+            if chosen >= limit
+            else max(self._reach - 1, 2 * chosen, FIRST_NODES)
+        )
+        nodes, chosen = self._explore_rows(nodes, chosen, curve, beside)
+        if not chosen:
+            return Draft.empty(), self._why_not(nodes)
+        self._nodes = nodes[:chosen]
+        self.expected_tokens = 1.0 + sum(node.path_probability for node in self._nodes)
+        return draft_of(self._nodes), ""
+
+    def _why_not(self, nodes: Sequence[Node]) -> str:
+        if nodes:
+            return "not worth the pass"
+        return "nothing proposed" if self._proposals else "no drafter paid of late"
+
+    def _choose(self, curve: Sequence[float], beside: Beside) -> tuple[list[Node], int]:
+        """The nodes of the merged tree that were looked at, and how many of them to draft.
+
+        Looks no further than where a node as good as the last one could still pay.
+        """
+        if not any(proposal.tokens for proposal in self._proposals.values()):
+            return [], 0
+        limit = len(curve) - 1
+        tokens = beside.tokens + 1.0
+        best, chosen = self._rate * (1.0 + MARGIN), 0
+        nodes: list[Node] = []
+        for node in grow(self._proposals, self._calibration, limit, chain=self._chain):
+            nodes.append(node)
+            tokens += node.path_probability
+            count = len(nodes)
+            rate = tokens / curve[count]
+            if rate > best:
+                best, chosen = rate, count
+            # Were all that follow as good as this one: could they still be worth their time?
+            more = limit - count
+            if (tokens + more * node.path_probability) / curve[limit] <= best and all(
+                tokens + extra * node.path_probability <= best * curve[count + extra]
+                for extra in range(1, more)
+            ):
+                break
+        return nodes, chosen
+
+    # --- Drafters that cost next to nothing ------------------------------------------
+
+    def _is_cheap(self, asked: _Asked) -> bool:
+        if not self._rule.same_tokens and not isinstance(asked.drafter, EvidenceDrafter):
+            return False  # what it draws must be kept or left without a look at it
+        if not asked.costs.asks:
+            return isinstance(asked.drafter, EvidenceDrafter)
+        return asked.costs.each < CHEAP * self._costs.seconds(1, self._context)
+
+    def _ask_cheap(self, context: Sequence[int], limit: int) -> None:
+        for asked in self._asked:
+            if not self._is_cheap(asked):
+                continue
+            cost = asked.costs.each
+            if asked.worth is not None and asked.worth < cost:
+                if not self._budget.allows(cost):
+                    continue
+                self._budget.spend(cost)
+                self._exploring += cost
+            self._ask(asked, context, limit)
+
+    def _ask(self, asked: _Asked, context: Sequence[int], limit: int) -> None:
+        """Take a drafter's proposal, and what it cost."""
+        began = perf_counter()
+        drafter = asked.drafter
+        if isinstance(drafter, EvidenceDrafter):
+            proposal = ask(drafter, drafter.suggest, Proposal, context, limit)
+            size = 1
+            if proposal.tokens:
+                self._check(drafter, proposal, limit)
+        else:
+            draft = ask(drafter, drafter.propose, Draft, context, limit)
+            if draft.tokens:
+                check_draft(drafter, draft, limit, self._rule, self._vocab_size)
+            proposal, size = Proposal.of(draft, ESTIMATE), max(len(draft), 1)
+            self._drawn = draft
+        self._proposals[asked.name] = proposal
+        seconds = perf_counter() - began
+        unseen = len(context) - asked.last_context
+        asked.last_context = len(context)
+        asked.asked += 1
+        asked.seconds += seconds
+        if unseen <= MOST_NODES + 1:
+            asked.costs.add(seconds / size)
+        elif asked.costs.asks:
+            asked.costs.catch_up = max(seconds - size * asked.costs.each, 0.0) / unseen
+
+    def _check(self, drafter: Drafter, proposal: Proposal, limit: int) -> None:
+        if len(proposal) > limit or not (
+            min(proposal.tokens) >= 0 and max(proposal.tokens) < self._vocab_size
+        ):
+            check_draft(drafter, proposal.draft(), limit, self._rule, self._vocab_size)
+
+    def _credit_worth(self, nodes: Sequence[Node], curve: Sequence[float]) -> None:
+        """Share the seconds that a draft is expected to save among those who proposed it."""
+        gains = dict.fromkeys(self._proposals, 0.0)
+        total = 0.0
+        for node in nodes:
+            names = {source.drafter for source in node.sources}
+            total += node.path_probability
+            for name in names:
+                gains[name] += node.path_probability / len(names)
+        saved = total / self._rate - (curve[len(nodes)] - curve[0])
+        for asked in self._asked:
+            if asked.name not in gains or not self._is_cheap(asked):
+                continue
+            gain = max(saved, 0.0) * gains[asked.name] / total if total else 0.0
+            for place in (asked, asked.costs):
+                before = self._plain_seconds * CHEAP if place.worth is None else place.worth
+                place.worth = before + MEMORY * (gain - before)
+
+    # --- Drafters that cost something ------------------------------------------------
+
+    def _ask_slow(
+        self,
+        context: Sequence[int],
+        curve: Sequence[float],
+        beside: Beside,
+        chosen: Sequence[Node],
+    ) -> _Asked | None:
+        """Ask the drafter that promises most, if it promises more than what is ``chosen``.
+
+        What it costs counts here; once it is spent, the better of what there is then is drafted.
+        """
+        tokens = beside.tokens + 1.0 + sum(node.path_probability for node in chosen)
+        rate = tokens / curve[len(chosen)]
+        best, choice = rate * (1.0 + MARGIN), None
+        for asked in self._asked:
+            if asked.costs.asks == 0 and not isinstance(asked.drafter, EvidenceDrafter):
+                self._audition(asked, context)
+            if self._is_cheap(asked):
+                continue
+            catch_up = self._catch_up(asked)
+            spread = catch_up / min(max(self._room, 1), 1 / MEMORY)
+            expected, path = beside.tokens + 1.0, 1.0
+            for length in range(1, len(curve)):
+                kind = f"depth {min(length, DEEPEST_KIND)}"
+                path *= self._calibration.probability(asked.name, kind, ESTIMATE)
+                expected += path
+                drafting = length * asked.costs.each
+                promise = expected / (curve[length] + drafting + spread)
+                if promise > best:
+                    best, choice = promise, (asked, length)
+                if length == 1 and choice is None:
+                    loss = curve[1] + drafting + catch_up - expected / rate
+                    if self._budget.earned and self._budget.allows(loss):
+                        self._budget.spend(loss)
+                        self._exploring += max(loss, 0.0)
+                        choice = (asked, 1)
+        if choice is None:
+            return None
+        asked, length = choice
+        self._ask(asked, context, length)
+        return asked
+
+    def _nodes_of(self, asked: _Asked) -> list[Node]:
+        """A chain that is taken as it is, as nodes of a tree."""
+        nodes, path = [], 1.0
+        proposal = self._proposals[asked.name]
+        for index, (token, kind) in enumerate(zip(proposal.tokens, proposal.kinds, strict=True)):
+            chance = self._calibration.probability(asked.name, kind, proposal.probabilities[index])
+            path *= chance
+            nodes.append(Node(token, index, chance, path, (Source(asked.name, index),)))
+        return nodes
+
+    def _audition(self, asked: _Asked, context: Sequence[int]) -> None:
+        """Find out what a drafter costs, away from the request, on the end of its text.
+
+        So that a model that is slower than the target never reads a whole prompt to show it.
+        """
+        stranger = spawned(asked.drafter)
+        if self._sampler is not None:
+            stranger.sample_with(self._sampler)
+        text = list(context[-AUDITION_TOKENS - TRIALS :])
+        stranger.start(text[:1])
+        for trial in range(TRIALS):
+            began = perf_counter()
+            seen = Context(text[: max(len(text) - TRIALS + trial + 1, 1)])
+            draft = ask(stranger, stranger.propose, Draft, seen, 1)
+            seconds = perf_counter() - began
+            asked.costs.add(seconds / max(len(draft), 1))
+            self._budget.spend(seconds)
+            self._exploring += seconds
+
+    def _catch_up(self, asked: _Asked) -> float:
+        """Seconds for a drafter to read what was said since it was asked last."""
+        unseen = max(self._context - asked.last_context - MOST_NODES - 1, 0)
+        each = asked.costs.each / 8 if asked.costs.catch_up is None else asked.costs.catch_up
+        return unseen * each
+
+    # --- Finding out -----------------------------------------------------------------
+
+    def _explore_rows(
+        self, nodes: list[Node], chosen: int, curve: Sequence[float], beside: Beside
+    ) -> tuple[list[Node], int]:
+        """Measure a row count that is not known, or not lately, if the budget allows."""
+        if self._budget.spent >= self._budget.earned:
+            return nodes, chosen
+        tokens = beside.tokens + 1.0
+        sums = [tokens]
+        for node in nodes:
+            sums.append(sums[-1] + node.path_probability)
+        rate = sums[chosen] / curve[chosen]
+        for count in range(len(nodes) + 1):
+            if count == chosen or self._costs.age(beside.rows + count + 1) < STALE:
+                continue
+            loss = curve[count] - sums[count] / rate
+            if self._budget.allows(loss):
+                self._budget.spend(loss)
+                self._exploring += max(loss, 0.0)
+                return nodes, count
+        return nodes, chosen
+
+    # --- Explaining ------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "name": "auto",
+            "num_steps": self._steps,
+            "num_drafts": self._drafts,
+            "plain_steps": dict(self._reasons.most_common()),
+            "expected_tokens": self._expected,
+            "emitted_tokens": self._tokens,
+            "deciding_seconds": self._deciding,
+            "exploration_seconds": self._exploring,
+            "drafters": {
+                asked.name: {
+                    "num_asks": asked.asked,
+                    "num_draft_tokens": asked.drafted,
+                    "num_accepted_tokens": asked.accepted,
+                    "seconds": asked.seconds,
+                }
+                for asked in self._asked
+            },
+            "pass_seconds": [self._costs.seconds(rows, self._context) for rows in range(1, 9)]
+            if self._costs.known
+            else [],
+        }
