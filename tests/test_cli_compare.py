@@ -55,14 +55,18 @@ def test_json_has_both_runs(run):
     assert [len(speeds) for speeds in result["rounds"].values()] == [ROUNDS, ROUNDS]
 
 
+# A model that takes no time is not worth a draft, so drafting must be asked for.
+ALWAYS = ("--max-tokens", "60", "--num-draft-tokens", "4")
+
+
 def test_a_planted_error_is_found(run):
-    ran = run("generate", "hello", "--compare", "--max-tokens", "60", faulty=True)
+    ran = run("generate", "hello", "--compare", *ALWAYS, faulty=True)
     assert ran.code == 1
     assert "same tokens:  NO: a speculative run has " in ran.out
 
 
 def test_a_planted_error_is_found_in_json(run):
-    ran = run("generate", "hello", "--compare", "--json", "--max-tokens", "60", faulty=True)
+    ran = run("generate", "hello", "--compare", "--json", *ALWAYS, faulty=True)
     assert (ran.code, json.loads(ran.out)["equal"]) == (1, False)
 
 

@@ -68,7 +68,8 @@ def test_longest_match_first_then_the_most_recent(context, tokens):
 
 
 def test_the_prompt_is_looked_up_for_the_first_draft_already():
-    stats = Engine(successor_table([1, 2, 3, 0])).generate([0, 1, 2, 3, 0], max_tokens=5).stats
+    engine = Engine(successor_table([1, 2, 3, 0]), drafters=["prompt_lookup"])
+    stats = engine.generate([0, 1, 2, 3, 0], num_draft_tokens=4, max_tokens=5).stats
     assert stats.num_drafts == stats.num_steps == 1
     assert stats.num_accepted_tokens == 3
 
@@ -150,7 +151,11 @@ def test_it_may_be_started_again_with_another_prompt():
 def test_after_full_acceptance_it_runs_only_what_it_has_not_seen():
     target = random_table(5, 2, seed=1)
     draft = CountingTable(target.table)
-    stats = Engine(target, draft=draft).generate([1, 2, 3], max_tokens=21).stats
+    stats = (
+        Engine(target, draft=draft, drafters=["draft_model"])
+        .generate([1, 2, 3], num_draft_tokens=4, max_tokens=21)
+        .stats
+    )
     assert (stats.num_steps, stats.num_accepted_tokens) == (4, 16)
     # First the prompt and a token; then, of the 5 tokens of a step, the last draft and the bonus
     # are new to it. Each step then runs 3 drafted tokens one by one (the fourth is never run).
@@ -161,16 +166,20 @@ def test_after_full_acceptance_it_runs_only_what_it_has_not_seen():
 def test_after_a_rejection_it_runs_only_the_correction():
     target = random_table(5, 2, seed=1)
     draft = CountingTable(always_wrong(target).table)
-    stats = Engine(target, draft=draft).generate([1, 2, 3], max_tokens=8, num_draft_tokens=3).stats
+    stats = (
+        Engine(target, draft=draft, drafters=["draft_model"])
+        .generate([1, 2, 3], max_tokens=8, num_draft_tokens=3)
+        .stats
+    )
     assert stats.num_accepted_tokens == 0
     assert draft.num_rows == (4 + 2) + (1 + 2) * 3 + (1 + 1) + 1  # drafts of 3, 3, 3, 3, 2, 1
 
 
 def test_nothing_is_run_before_it_is_asked():
     draft = CountingTable(random_table(4, 1, 0).table)
-    engine = Engine(random_table(4, 1, 0), draft=draft)
+    engine = Engine(random_table(4, 1, 0), draft=draft, drafters=["draft_model"])
     engine.generate([1, 2], num_draft_tokens=0)
-    engine.generate([1, 2], max_tokens=1)
+    engine.generate([1, 2], num_draft_tokens=4, max_tokens=1)
     assert draft.num_rows == 0
 
 
@@ -178,9 +187,9 @@ def test_nothing_is_run_before_it_is_asked():
 def test_it_stops_drafting_where_its_own_context_ends(max_length):
     target = random_table(4, 2, seed=2)
     draft = CountingTable(target.table, max_length=max_length)
-    engine = Engine(target, draft=draft)
+    engine = Engine(target, draft=draft, drafters=["draft_model"])
     plain = engine.generate([1, 2], max_tokens=20, num_draft_tokens=0)
-    result = engine.generate([1, 2], max_tokens=20)
+    result = engine.generate([1, 2], num_draft_tokens=4, max_tokens=20)
     assert result.token_ids == plain.token_ids
     # Its context holds max_length tokens; the one after them can still be drafted.
     drafted = [i for i, origin in enumerate(result.origins) if origin == "draft"]
@@ -197,8 +206,8 @@ def test_a_padded_draft_vocabulary_is_never_proposed_from():
     draft = successor_table([0] * 8)
     draft.table[:] = table
     draft.tokenizer = tokenizer
-    engine = Engine(target, draft=draft, tokenizer=tokenizer)
-    result = engine.generate([0], max_tokens=11)
+    engine = Engine(target, draft=draft, drafters=["draft_model"], tokenizer=tokenizer)
+    result = engine.generate([0], num_draft_tokens=4, max_tokens=11)
     assert result.token_ids == [1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]
     assert result.stats.draft_acceptance_rate == 1
 
@@ -207,8 +216,8 @@ def test_text_with_ids_the_draft_model_lacks_is_not_drafted_for():
     target = successor_table([1, 2, 3, 0])
     draft = CountingTable(successor_table([1, 2, 0]).table)  # knows 0, 1, 2
     draft.tokenizer = tokenizer_of([b"a", b"b", b"c", b"d"])
-    engine = Engine(target, draft=draft, tokenizer=draft.tokenizer)
-    result = engine.generate([0], max_tokens=9)
+    engine = Engine(target, draft=draft, drafters=["draft_model"], tokenizer=draft.tokenizer)
+    result = engine.generate([0], num_draft_tokens=4, max_tokens=9)
     assert result.token_ids == [1, 2, 3, 0, 1, 2, 3, 0, 1]
     assert result.stats.num_drafts == 1  # before the first 3
 
@@ -234,9 +243,9 @@ def test_equal_tokens_in_padded_vocabularies_are_fine():
     pieces = [b"a", b"b", b"c"]
     for target_size, draft_size in ((3, 8), (8, 3), (3, 3)):
         target = with_tokenizer(target_size, pieces)
-        engine = Engine(target, draft=with_tokenizer(draft_size, pieces))
+        engine = Engine(target, draft=with_tokenizer(draft_size, pieces), drafters=["draft_model"])
         plain = engine.generate([0], num_draft_tokens=0, max_tokens=30)
-        assert engine.generate([0], max_tokens=30).token_ids == plain.token_ids
+        assert engine.generate([0], num_draft_tokens=4, max_tokens=30).token_ids == plain.token_ids
 
 
 def test_without_tokenizers_the_sizes_must_agree():

@@ -27,7 +27,7 @@ def test_chains_by_hand():
         Draft.one_hot((1,)),  # after 8: wrong, correction 9
         eos_token_ids=[9],
     )
-    result = engine.generate([0])
+    result = engine.generate([0], num_draft_tokens=4)
     assert result.token_ids == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert result.origins == [
         *("plain", "draft", "draft", "draft", "bonus"),
@@ -56,7 +56,7 @@ def test_trees_count_nodes_and_positions_are_depths():
 
 def test_tokens_cut_by_a_stop_are_not_counted():
     engine = drafting(Draft.one_hot((2, 3, 4, 5)), eos_token_ids=[3])
-    result = engine.generate([0])
+    result = engine.generate([0], num_draft_tokens=4)
     stats = result.stats
     assert result.token_ids == [1, 2, 3]
     assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (4, 2)
@@ -66,7 +66,7 @@ def test_tokens_cut_by_a_stop_are_not_counted():
 
 def test_a_cut_right_after_the_bonus_counts_the_bonus_as_no_draft():
     engine = drafting(Draft.one_hot((2, 3)), eos_token_ids=[4])
-    stats = engine.generate([0]).stats
+    stats = engine.generate([0], num_draft_tokens=4).stats
     assert (stats.num_accepted_tokens, stats.num_decode_tokens) == (2, 3)
 
 
@@ -78,7 +78,7 @@ def test_the_longest_draft_decides_how_many_positions_there_are():
 
 
 def test_plain_decoding_has_no_drafts():
-    result = drafting().generate([0], max_tokens=5)
+    result = drafting().generate([0], num_draft_tokens=4, max_tokens=5)
     stats = result.stats
     assert (stats.num_steps, stats.num_drafts, stats.num_draft_tokens) == (4, 0, 0)
     assert stats.num_accepted_tokens_per_pos == []
@@ -93,14 +93,14 @@ def test_nothing_divides_by_zero():
 
 
 def test_times_add_up():
-    stats = drafting(Draft.one_hot((2, 3))).generate([0], max_tokens=9).stats
+    stats = drafting(Draft.one_hot((2, 3))).generate([0], num_draft_tokens=4, max_tokens=9).stats
     assert stats.prefill_seconds > 0
     assert 0 < stats.model_seconds <= stats.decode_seconds
     assert stats.tokens_per_second == pytest.approx(8 / stats.decode_seconds)
 
 
 def test_the_json_form():
-    result = drafting(Draft.one_hot((2, 3))).generate([0], max_tokens=4)
+    result = drafting(Draft.one_hot((2, 3))).generate([0], num_draft_tokens=4, max_tokens=4)
     record = result.to_dict()
     assert list(record) == [
         *("text", "token_ids", "finish_reason", "prompt_tokens", "seed", "stats")
