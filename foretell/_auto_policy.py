@@ -409,20 +409,24 @@ class AutoPolicy(Policy):
             "name": "auto",
             "num_steps": self._steps,
             "num_drafts": self._drafts,
-            "plain_steps": dict(self._reasons.most_common()),
+            "plain_steps": [
+                {"reason": reason, "num_steps": count}
+                for reason, count in self._reasons.most_common()
+            ],
             "expected_tokens": self._expected,
             "emitted_tokens": self._tokens,
             "deciding_seconds": self._deciding,
             "exploration_seconds": self._exploring,
-            "drafters": {
-                asked.name: {
+            "drafters": [
+                {
+                    "name": asked.name,
                     "num_asks": asked.asked,
                     "num_draft_tokens": asked.drafted,
                     "num_accepted_tokens": asked.accepted,
                     "seconds": asked.seconds,
                 }
                 for asked in self._asked
-            },
+            ],
             "pass_seconds": [self._costs.seconds(rows, self._context) for rows in range(1, 9)]
             if self._costs.known
             else [],

@@ -405,7 +405,7 @@ def test_what_is_no_draft_is_an_error_that_names_the_drafter(propose, message):
     model = random_table(4, 2, seed=3)
     engine = Engine(model, drafters=[Scripted(lambda context, limit: propose())])
     with pytest.raises(ForetellError, match=message):
-        engine.generate([0, 1], max_tokens=10)
+        engine.generate([0, 1], num_draft_tokens=4, max_tokens=10)
     assert model.sessions[-1].tokens == [0, 1]
 
 
@@ -428,9 +428,10 @@ def test_evidence_that_is_none_is_an_error_that_names_the_drafter(suggest):
         def suggest(self, context, limit):
             return suggest()
 
-    engine = Engine(random_table(4, 2, seed=3), drafters=[Guess()])
-    with pytest.raises(ForetellError, match="drafter 'Guess' proposed"):
-        engine.generate([0, 1], max_tokens=10)
+    engine = with_costs(Engine(random_table(4, 2, seed=3), drafters=[Guess()]))
+    for n in (4, "auto"):
+        with pytest.raises(ForetellError, match="drafter 'Guess' proposed"):
+            engine.generate([0, 1], num_draft_tokens=n, max_tokens=10)
 
 
 def test_a_drafter_that_spawns_none_is_an_error_that_names_it():
