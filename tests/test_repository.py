@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import foretell
+from foretell._engine import DRAFTERS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -110,6 +111,11 @@ def test_the_architecture_page_names_every_part():
     for path in (ROOT / "foretell").iterdir():
         if path.suffix == ".py" or (path.is_dir() and (path / "__init__.py").exists()):
             assert path.name in page, path.name
+
+
+def test_the_readme_says_what_each_drafter_is_for():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", readme, re.M)) == set(DRAFTERS)
 
 
 def test_the_changelog_tells_of_this_version():
