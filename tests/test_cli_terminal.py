@@ -318,7 +318,7 @@ class TestChatOnATerminal:
         terminal.until("> ")
         for legend in (True, False):
             terminal.type("hello\n")
-            shown = terminal.until(r"cut at --max-tokens\]")
+            shown = terminal.until(r"cut at --max-tokens\](.|\s)*> ")
             assert "drafted tokens accepted" in shown
             assert ("green: drafted and accepted" in shown) is legend
         terminal.type("\x04")
