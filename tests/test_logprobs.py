@@ -119,7 +119,13 @@ def test_other_rules_report_the_target_s_own_too(verification):
     model = TableModel.random(5, 2, seed=1)
     engine = Engine(model, draft=TableModel.random(5, 2, seed=2))
     result = engine.generate(
-        [1, 2], temperature=1, max_tokens=60, logprobs=2, seed=4, verification=verification
+        [1, 2],
+        num_draft_tokens=4,
+        temperature=1,
+        max_tokens=60,
+        logprobs=2,
+        seed=4,
+        verification=verification,
     )
     assert {"draft", "correction", "bonus"} <= set(result.origins)
     tokens = [1, 2, *result.token_ids]
