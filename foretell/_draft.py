@@ -35,6 +35,13 @@ class Context(Sequence[int]):
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
 
+    @classmethod
+    def of(cls, tokens: Sequence[int]) -> Context:
+        """The tokens themselves if they are a Context, else a view of them."""
+        if isinstance(tokens, Context):
+            return tokens
+        return cls(tokens if isinstance(tokens, list) else list(tokens))
+
     @overload
     def __getitem__(self, index: int) -> int: ...
     @overload
@@ -225,6 +232,8 @@ class Drafter(ABC):
     """What it is called in messages and numbers; by default as its class is."""
     trees: bool = False
     """Whether it may propose trees, which ``rejection`` and ``block`` cannot verify."""
+    observes_every_pass: bool = True
+    """False lets ``observe`` be left out, to save time, after passes it was not asked about."""
 
     @abstractmethod
     def spawn(self) -> Drafter:
@@ -262,7 +271,11 @@ class Drafter(ABC):
 
 def spawned(drafter: Drafter) -> Drafter:
     """A drafter for one request. Raises ForetellError for one that spawns something else."""
-    spawn = drafter.spawn()
+    try:
+        spawn = drafter.spawn()
+    except Exception as error:
+        error.add_note(f"in spawn() of the drafter '{drafter.name}'")
+        raise
     if not isinstance(spawn, Drafter):
         raise ForetellError(f"drafter '{drafter.name}' spawned {shown(spawn)}, which is no Drafter")
     return spawn
@@ -278,10 +291,12 @@ def ask(
     """What a method of a drafter proposes, a ``kind``. Errors in it name the drafter."""
     try:
         answer = propose(context, limit)
-    except InputError as error:
-        if type(error) is not InputError:
-            raise
-        raise ForetellError(f"drafter '{drafter.name}' proposed no valid draft: {error}") from error
+    except Exception as error:
+        if type(error) is InputError:
+            message = f"drafter '{drafter.name}' proposed no valid draft: {error}"
+            raise ForetellError(message) from error
+        error.add_note(f"in the drafter '{drafter.name}'")
+        raise
     if not isinstance(answer, kind):
         raise ForetellError(
             f"drafter '{drafter.name}' proposed {shown(answer)}; it must return a {kind.__name__}, "

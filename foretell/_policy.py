@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from foretell._draft import Draft, Drafter, ask, spawned
+from foretell._draft import Context, Draft, Drafter, ask, spawned
 from foretell._errors import ForetellError, OptionError
 from foretell._model import Model, Output, is_chain
 from foretell._proposal import EvidenceDrafter
@@ -153,13 +153,13 @@ class FixedPolicy(Policy):
 
     def start(self, prompt: Sequence[int]) -> None:
         for drafter in self.drafters:
-            drafter.start(prompt)
+            drafter.start(Context.of(prompt))
 
     def propose(self, context: Sequence[int], limit: int, beside: Beside = ALONE) -> Draft:
         limit = min(limit, self.num_draft_tokens)
         if limit > 0:
             for drafter in self.drafters:
-                draft = ask(drafter, drafter.propose, Draft, context, limit)
+                draft = ask(drafter, drafter.propose, Draft, Context.of(context), limit)
                 if draft.tokens:
                     if not self._trees or (self._chains and isinstance(drafter, EvidenceDrafter)):
                         draft = draft.first_branch()
@@ -173,4 +173,4 @@ class FixedPolicy(Policy):
 
     def finish(self, context: Sequence[int]) -> None:
         for drafter in self.drafters:
-            drafter.finish(context)
+            drafter.finish(Context.of(context))

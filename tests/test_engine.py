@@ -363,8 +363,10 @@ def test_an_exception_in_a_drafter_ends_its_request_alone(engine, monkeypatch, w
     other = engine.stream([1, 2], num_draft_tokens=4, max_tokens=12)
     tokens = [next(other).token_id]
     monkeypatch.setattr(Failing, "where", where)
-    with pytest.raises(RuntimeError, match=where):
+    with pytest.raises(RuntimeError, match=where) as raised:
         engine.generate([1, 2], num_draft_tokens=4, max_tokens=12)
+    if where in ("spawn", "propose"):
+        assert "drafter 'scripted'" in raised.value.__notes__[0]
     session = engine.model.sessions[-1]
     assert session.tokens == [1, 2, *good][: session.length]
     monkeypatch.setattr(Failing, "where", None)
