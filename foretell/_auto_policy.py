@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -18,7 +18,7 @@ from foretell._sampling import DraftSampler
 from foretell._tree import Node, Source, credit, draft_of, grow, learn
 from foretell._verify import RULES, Accepted, Rule
 
-FIRST_NODES, MOST_NODES = 6, 16
+FIRST_NODES, MOST_NODES = 8, 16
 """Nodes to ask for. Most drafts that pay are short; where the longest allowed one was the best,
 twice as many are asked for at the next step."""
 MARGIN = 0.02
@@ -28,8 +28,15 @@ CHEAP = 0.03
 """A drafter that takes less than this part of a plain pass is asked first and judged afterwards."""
 ESTIMATE = 0.6
 """What a token of a drafter without evidence is believed before anything is known."""
-MEMORY = 1 / 32
-"""Weight of the latest ask in a drafter's worth."""
+MEMORY, LONG_MEMORY = 1 / 48, 1 / 512
+"""Weight of the latest ask in what a drafter is worth, to a request and to all of them."""
+FIRST_WORTH = 0.05
+"""What an ask is taken to save before anything is known, in plain passes."""
+SECOND_CHANCE = 1.1
+"""A request begins with a drafter that did not pay in earlier ones as if it saved so many times
+its cost: the next text may be another one."""
+REST = 16
+"""A drafter that does not pay is asked at every so manieth step at most."""
 STALE = 1000
 """Passes after which a row count may be measured anew."""
 TRIALS = 3
@@ -44,6 +51,8 @@ class Experience:
     calibration: Calibration = field(default_factory=lambda: Calibration(memory=1000.0))
     drafters: dict[str, DrafterCosts] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
+    keep: Callable[[Experience], object] | None = None
+    """What to do with it whenever a request is over; a profile writes it down."""
 
 
 @dataclass
@@ -53,7 +62,10 @@ class _Asked:
     name: str
     drafter: Drafter
     costs: DrafterCosts
-    worth: float | None
+    worth: float = 0.0
+    """Seconds an ask saved of late."""
+    resting: int = 0
+    """Steps in which it was left out because it did not pay."""
     last_context: int = 0
     """Length of the context when it was asked last."""
     asked: int = 0
@@ -91,7 +103,7 @@ class AutoPolicy(Policy):
         self._sampler = sampler
         self._vocab_size = model.vocab_size
         self._chain = not (rule.trees and model.capabilities.tree)
-        self._calibration = Calibration(experience.calibration)
+        self._calibration = Calibration(experience.calibration, weight=12.0)
         if drafters:
             model.capabilities.require("rollback")
         self._asked: list[_Asked] = []
@@ -102,7 +114,7 @@ class AutoPolicy(Policy):
             count = names[drafter.name]
             name = drafter.name if count == 1 else f"{drafter.name} {count}"
             costs = experience.drafters.setdefault(name, DrafterCosts())
-            self._asked.append(_Asked(name, drafter, costs, costs.worth))
+            self._asked.append(_Asked(name, drafter, costs))
             if sampler is not None:
                 drafter.sample_with(sampler)
         self.drafters = [asked.drafter for asked in self._asked]
@@ -111,6 +123,8 @@ class AutoPolicy(Policy):
         self._drawn = Draft.empty()
         self._context = 0
         self._room = 0
+        self._trust: dict[str, float] = {}
+        self._first_worth = 0.0
         self._reach = FIRST_NODES
         self._plain_seconds = 0.0
         self._rate = 0.0
@@ -121,10 +135,11 @@ class AutoPolicy(Policy):
 
     def start(self, prompt: Sequence[int]) -> None:
         for drafter in self.drafters:
-            drafter.start(prompt)
+            drafter.start(Context.of(prompt))
 
     def propose(self, context: Sequence[int], limit: int, beside: Beside = ALONE) -> Draft:
         began = perf_counter()
+        context = Context.of(context)
         self._context, self._room = len(context), limit
         self._proposals, self._nodes, self.expected_tokens = {}, [], 1.0
         draft, reason = self._decide(context, min(limit, self._reach), beside)
@@ -143,7 +158,8 @@ class AutoPolicy(Policy):
 
     def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:
         began = perf_counter()
-        self._tokens += len(accepted.tokens) if self._steps else 0
+        stepped = self._steps > 0  # else it is the end of prefill
+        self._tokens += len(accepted.tokens) if stepped else 0
         if self._proposals:
             learn(self._proposals, accepted.tokens, self._calibration)
         kept = accepted.nodes[1:]
@@ -153,13 +169,21 @@ class AutoPolicy(Policy):
                 drafted, right = counts.get(asked.name, (0, 0))
                 asked.drafted += drafted
                 asked.accepted += right
-        for drafter in self.drafters:
-            drafter.observe(draft, output, accepted)
+            for node, number in zip(self._nodes, range(1, len(draft) + 1), strict=False):
+                costs = self._experience.drafters[node.sources[0].drafter]
+                costs.chosen(node.path_probability, number in kept)
+        for asked in self._asked:
+            if asked.drafter.observes_every_pass or not stepped or asked.name in self._proposals:
+                watching = perf_counter()
+                asked.drafter.observe(draft, output, accepted)
+                asked.costs.watch(perf_counter() - watching)
         self._deciding += perf_counter() - began
 
     def finish(self, context: Sequence[int]) -> None:
         for drafter in self.drafters:
-            drafter.finish(context)
+            drafter.finish(Context.of(context))
+        if self._experience.keep is not None:
+            self._experience.keep(self._experience)
 
     # --- Deciding --------------------------------------------------------------------
 
@@ -174,14 +198,16 @@ class AutoPolicy(Policy):
         curve = self._costs.curve(beside.rows + 1, limit + 1, len(context))
         self._plain_seconds = curve[0]
         self._rate = (beside.tokens + 1.0) / curve[0]
+        if not self._trust:
+            self._begin()
         self._ask_cheap(context, limit)
         nodes, chosen = self._choose(curve, beside)
-        self._credit_worth(nodes[:chosen], curve)
+        self._update_worth(nodes[:chosen], curve)
         slow = self._ask_slow(context, curve, beside, nodes[:chosen])
         if slow is not None and not self._rule.same_tokens:
             # Its length was settled before it was drawn, and what is kept must not depend on that.
             self._nodes = self._nodes_of(slow)
-            self.expected_tokens = 1.0 + sum(node.path_probability for node in self._nodes)
+            self.expected_tokens = 1.0 + sum(map(self._worth_of, self._nodes))
             return self._drawn, "nothing drawn"
         if slow is not None:
             nodes, chosen = self._choose(curve, beside)
@@ -194,8 +220,20 @@ class AutoPolicy(Policy):
         if not chosen:
             return Draft.empty(), self._why_not(nodes)
         self._nodes = nodes[:chosen]
-        self.expected_tokens = 1.0 + sum(node.path_probability for node in self._nodes)
+        self.expected_tokens = 1.0 + sum(map(self._worth_of, self._nodes))
         return draft_of(self._nodes), ""
+
+    def _begin(self) -> None:
+        """Take over what earlier requests learned of the drafters."""
+        self._first_worth = FIRST_WORTH * self._plain_seconds
+        for asked in self._asked:
+            self._trust[asked.name] = asked.costs.trust
+            worth = asked.costs.worth
+            if worth is None:
+                asked.worth = self._first_worth
+            else:
+                chance = SECOND_CHANCE * asked.costs.total
+                asked.worth = min(max(worth, chance), self._plain_seconds)
 
     def _why_not(self, nodes: Sequence[Node]) -> str:
         if nodes:
@@ -212,19 +250,20 @@ class AutoPolicy(Policy):
         limit = len(curve) - 1
         tokens = beside.tokens + 1.0
         best, chosen = self._rate * (1.0 + MARGIN), 0
+        trust = max(self._trust[name] for name in self._proposals)
         nodes: list[Node] = []
         for node in grow(self._proposals, self._calibration, limit, chain=self._chain):
             nodes.append(node)
-            tokens += node.path_probability
+            tokens += self._worth_of(node)
             count = len(nodes)
             rate = tokens / curve[count]
             if rate > best:
                 best, chosen = rate, count
             # Were all that follow as good as this one: could they still be worth their time?
-            more = limit - count
-            if (tokens + more * node.path_probability) / curve[limit] <= best and all(
-                tokens + extra * node.path_probability <= best * curve[count + extra]
-                for extra in range(1, more)
+            most = node.path_probability * trust
+            if all(
+                tokens + more * most <= best * curve[count + more]
+                for more in range(limit - count, 0, -1)
             ):
                 break
         return nodes, chosen
@@ -242,9 +281,10 @@ class AutoPolicy(Policy):
         for asked in self._asked:
             if not self._is_cheap(asked):
                 continue
-            cost = asked.costs.each
-            if asked.worth is not None and asked.worth < cost:
-                if not self._budget.allows(cost):
+            cost = asked.costs.total
+            if asked.worth < cost:
+                asked.resting += 1
+                if asked.resting % REST or not self._budget.allows(cost):
                     continue
                 self._budget.spend(cost)
                 self._exploring += cost
@@ -282,23 +322,26 @@ class AutoPolicy(Policy):
         ):
             check_draft(drafter, proposal.draft(), limit, self._rule, self._vocab_size)
 
-    def _credit_worth(self, nodes: Sequence[Node], curve: Sequence[float]) -> None:
-        """Share the seconds that a draft is expected to save among those who proposed it."""
+    def _update_worth(self, nodes: Sequence[Node], curve: Sequence[float]) -> None:
+        """What each drafter that was asked is expected to save in this step, in seconds.
+
+        A node that several propose counts for the first of them alone: the others could be left
+        unasked without losing it. Its time is its share of what the draft adds to the pass.
+        """
+        share = (curve[len(nodes)] - curve[0]) / len(nodes) if nodes else 0.0
         gains = dict.fromkeys(self._proposals, 0.0)
-        total = 0.0
         for node in nodes:
-            names = {source.drafter for source in node.sources}
-            total += node.path_probability
-            for name in names:
-                gains[name] += node.path_probability / len(names)
-        saved = total / self._rate - (curve[len(nodes)] - curve[0])
+            gains[node.sources[0].drafter] += self._worth_of(node) / self._rate - share
         for asked in self._asked:
-            if asked.name not in gains or not self._is_cheap(asked):
-                continue
-            gain = max(saved, 0.0) * gains[asked.name] / total if total else 0.0
-            for place in (asked, asked.costs):
-                before = self._plain_seconds * CHEAP if place.worth is None else place.worth
-                place.worth = before + MEMORY * (gain - before)
+            if asked.name in gains:
+                gain = gains[asked.name]
+                asked.worth += (gain - asked.worth) * MEMORY
+                start = self._first_worth if asked.costs.worth is None else asked.costs.worth
+                asked.costs.worth = start + (gain - start) * LONG_MEMORY
+
+    def _worth_of(self, node: Node) -> float:
+        """The chance that a node is accepted, given that nodes are chosen for looking likely."""
+        return node.path_probability * self._trust[node.sources[0].drafter]
 
     # --- Drafters that cost something ------------------------------------------------
 
@@ -313,7 +356,7 @@ class AutoPolicy(Policy):
 
         What it costs counts here; once it is spent, the better of what there is then is drafted.
         """
-        tokens = beside.tokens + 1.0 + sum(node.path_probability for node in chosen)
+        tokens = beside.tokens + 1.0 + sum(map(self._worth_of, chosen))
         rate = tokens / curve[len(chosen)]
         best, choice = rate * (1.0 + MARGIN), None
         for asked in self._asked:
@@ -322,7 +365,7 @@ class AutoPolicy(Policy):
             if self._is_cheap(asked):
                 continue
             catch_up = self._catch_up(asked)
-            spread = catch_up / min(max(self._room, 1), 1 / MEMORY)
+            spread = catch_up / min(max(self._room, 1), 32)
             expected, path = beside.tokens + 1.0, 1.0
             for length in range(1, len(curve)):
                 kind = f"depth {min(length, DEEPEST_KIND)}"
@@ -363,7 +406,7 @@ class AutoPolicy(Policy):
         if self._sampler is not None:
             stranger.sample_with(self._sampler)
         text = list(context[-AUDITION_TOKENS - TRIALS :])
-        stranger.start(text[:1])
+        stranger.start(Context(text[:1]))
         for trial in range(TRIALS):
             began = perf_counter()
             seen = Context(text[: max(len(text) - TRIALS + trial + 1, 1)])
@@ -390,7 +433,7 @@ class AutoPolicy(Policy):
         tokens = beside.tokens + 1.0
         sums = [tokens]
         for node in nodes:
-            sums.append(sums[-1] + node.path_probability)
+            sums.append(sums[-1] + self._worth_of(node))
         rate = sums[chosen] / curve[chosen]
         for count in range(len(nodes) + 1):
             if count == chosen or self._costs.age(beside.rows + count + 1) < STALE:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
 
 LEAST, MOST = 0.005, 0.98
+MOST_SAVED = 1000
 
 
 @dataclass
@@ -15,6 +18,14 @@ class _Record:
     wrong: float = 0.0
     expected_right: float = 0.0
     expected_wrong: float = 0.0
+
+    @classmethod
+    def of(cls, counts: list[Any]) -> _Record:
+        """A saved one. Raises ValueError or TypeError for what is none."""
+        numbers = [float(count) for count in counts]
+        if not all(0.0 <= number < 1e6 for number in numbers):
+            raise ValueError(f"{numbers} are no counts")
+        return cls(*numbers)
 
     def add(self, right: bool, estimate: float, keep: float) -> None:
         self.right = self.right * keep + right
@@ -69,11 +80,14 @@ class Calibration:
     def observe(self, drafter: str, kind: str, estimate: float, right: bool) -> None:
         """The target chose where this token was proposed: it was right, or wrong."""
         believed = self._believed(drafter, kind, estimate)
-        for record in (
-            self._drafters.setdefault(drafter, _Record()),
-            self._kinds.setdefault((drafter, kind), _Record()),
-        ):
-            record.add(right, believed, self._keep)
+        overall = self._drafters.get(drafter)
+        if overall is None:
+            overall = self._drafters[drafter] = _Record()
+        record = self._kinds.get((drafter, kind))
+        if record is None:
+            record = self._kinds[drafter, kind] = _Record()
+        overall.add(right, believed, self._keep)
+        record.add(right, believed, self._keep)
         if self._prior is not None:
             self._prior.observe(drafter, kind, estimate, right)
 
@@ -82,3 +96,19 @@ class Calibration:
         if self._prior is not None:
             return self._prior.probability(drafter, kind, estimate)
         return min(max(estimate, LEAST), MOST)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a profile keeps; without the prior's."""
+        kinds = list(self._kinds.items())[:MOST_SAVED]
+        return {
+            "drafters": [[name, *astuple(one)] for name, one in list(self._drafters.items())],
+            "kinds": [[*names, *astuple(one)] for names, one in kinds],
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Begin with what was saved; raises ValueError, TypeError or KeyError for what is none."""
+        drafters = {str(name): _Record.of(counts) for name, *counts in saved["drafters"]}
+        kinds = {
+            (str(name), str(kind)): _Record.of(counts) for name, kind, *counts in saved["kinds"]
+        }
+        self._drafters, self._kinds = drafters, kinds

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from bisect import insort
+import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
+from weakref import WeakSet
+
+from foretell._fork import ForkLock
 
 GUESSED_SLOPE = 0.12  # of one row, for each row more, where nothing was measured yet
 OWN_KEYS = 3  # reading a session's keys and values costs about as much as three rows' use of them
 WINDOW = 31  # samples a median is taken of
-SLOWEST_PACE, FASTEST_PACE = 8.0, 1 / 8
+SLOWEST_PACE = 8.0
+MOST_ROWS = 1 << 16  # in a saved profile; no pass is so large
 
 
 class PassCosts:
@@ -24,11 +27,12 @@ class PassCosts:
     first time from a guess, and a pass never costs more than one of more rows. ``slope`` is
     fitted to how times move with the context while the row count stays. ``pace`` follows what
     slows all passes alike, a busy machine, so that passes measured at different moments can be
-    compared. Safe to use from several threads.
+    compared. Safe to use from several threads. In a forked process the medians are kept, and the
+    pace begins anew: the child has another share of the machine.
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = ForkLock()
         self._samples: dict[int, _Median] = {}
         self._centres: dict[int, tuple[float, float]] = {}
         self._slope = 0.0
@@ -36,6 +40,7 @@ class PassCosts:
         self._log_pace = 0.0
         self._table: list[float] = [0.0]
         self.num_passes = 0
+        _EVERY.add(self)
 
     @property
     def known(self) -> bool:
@@ -87,7 +92,6 @@ class PassCosts:
                 self._log_pace *= 0.995  # what lasts is for the medians to learn
                 bound = math.log(SLOWEST_PACE)
                 self._log_pace = min(max(self._log_pace, -bound), bound)
-                seconds = min(seconds, 2.0 * expected)
             usual = seconds / self.pace
             self._fit_slope(rows, context, usual)
             samples.add(max(usual - self._slope * (rows + OWN_KEYS) * context, 0.2 * usual))
@@ -101,10 +105,10 @@ class PassCosts:
         if centre is None:
             self._centres[rows] = (context, seconds)
             return
-        away, late = context - centre[0], seconds - centre[1]
+        away, late = context - centre[0], min(seconds - centre[1], 0.5 * centre[1])
         self._centres[rows] = (centre[0] + 0.02 * away, centre[1] + 0.02 * late)
         weight = rows + OWN_KEYS
-        late = min(max(late, -0.5 * centre[1]), 0.5 * centre[1])
+        late = max(late, -0.5 * centre[1])
         self._covariance = 0.998 * self._covariance + weight * away * late
         self._variance = 0.998 * self._variance + (weight * away) ** 2
         # As if there were as many passes again that show no slope, 100 tokens off their centre.
@@ -149,7 +153,7 @@ class PassCosts:
         slope = float(saved["slope"])
         for rows, seconds in saved["rows"].items():
             count, value = int(rows), float(seconds)
-            if count < 1 or not 0.0 < value < 1e4 or not 0.0 <= slope < 1.0:
+            if not 0 < count <= MOST_ROWS or not 0.0 < value < 1e4 or not 0.0 <= slope < 1.0:
                 raise ValueError(f"{value} seconds for a pass of {count} rows")
             samples = costs._samples[count] = _Median()
             for _ in range(3):
@@ -168,52 +172,120 @@ def _guess(rows: int) -> float:
     return 1.0 + GUESSED_SLOPE * (rows - 1)
 
 
+_EVERY: WeakSet[PassCosts] = WeakSet()
+
+
+def _begin_anew() -> None:
+    for costs in list(_EVERY):
+        costs._log_pace = 0.0
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
 class _Median:
-    """The median of the last WINDOW values."""
+    """The median of the last WINDOW values. Whole at every moment, should a fork copy it."""
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._value: float | None = None
         self.latest = 0
 
     @property
     def count(self) -> int:
-        return len(self._sorted)
+        return len(self._recent)
 
     @property
     def value(self) -> float:
-        middle = len(self._sorted) // 2
-        if len(self._sorted) % 2:
-            return self._sorted[middle]
-        return 0.5 * (self._sorted[middle - 1] + self._sorted[middle])
+        value = self._value
+        if value is None:
+            values = sorted(self._recent)
+            middle = len(values) // 2
+            value = (
+                values[middle] if len(values) % 2 else 0.5 * sum(values[middle - 1 : middle + 1])
+            )
+            self._value = value
+        return value
 
     def add(self, value: float) -> None:
-        if len(self._recent) == WINDOW:
-            self._sorted.remove(self._recent.popleft())
         self._recent.append(value)
-        insort(self._sorted, value)
+        self._value = None
 
 
 @dataclass
 class DrafterCosts:
-    """What asking a drafter costs, and what it brought, per ask and in seconds."""
+    """What asking a drafter costs, and what it brings, in seconds."""
 
     asks: int = 0
     worth: float | None = None
-    """Seconds an ask saves, as estimates have it; None before the first one."""
-    _each: _Median = field(default_factory=_Median)
+    """Seconds that an ask saves; None before the first one."""
     catch_up: float | None = None
     """Seconds for each token of context it had not seen, where that can be told."""
+    _each: _Median = field(default_factory=_Median)
+    _watching: _Median = field(default_factory=_Median)
+    _expected: float = 20.0
+    _kept: float = 20.0
 
     @property
     def each(self) -> float:
         """Seconds of an ask, or of a token where a drafter works token by token."""
         return self._each.value if self._each.count else 0.0
 
+    @property
+    def total(self) -> float:
+        """The same with what it does after a pass."""
+        return self.each + (self._watching.value if self._watching.count else 0.0)
+
+    @property
+    def trust(self) -> float:
+        """Acceptance of its nodes in drafts, over what their path probabilities promised.
+
+        Below 1 even where all probabilities are right on average, because nodes are chosen for
+        looking likely.
+        """
+        return min(self._kept / self._expected, 1.1)
+
     def add(self, seconds: float) -> None:
         """An ask, or a token of one, took so long."""
         self.asks += 1
         self._each.add(seconds)
+
+    def watch(self, seconds: float) -> None:
+        """It looked at the outcome of a pass for so long."""
+        self._watching.add(seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a profile keeps."""
+        return {
+            "each": self.each,
+            "watching": self.total - self.each,
+            "worth": self.worth,
+            "catch_up": self.catch_up,
+            "trust": self.trust,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> DrafterCosts:
+        """Costs to start from; raises ValueError, TypeError or KeyError for what is none."""
+        numbers = dict.fromkeys(("each", "watching", "worth", "catch_up", "trust"), 0.0)
+        for name in numbers:
+            if saved[name] is not None or name not in ("worth", "catch_up"):
+                numbers[name] = float(saved[name])
+            if not -1e4 < numbers[name] < 1e4:
+                raise ValueError(f"{name} is {numbers[name]}")
+        costs = cls()
+        costs.worth = None if saved["worth"] is None else numbers["worth"]
+        costs.catch_up = None if saved["catch_up"] is None else max(numbers["catch_up"], 0.0)
+        for _ in range(3):
+            costs.add(max(numbers["each"], 0.0))
+            costs.watch(max(numbers["watching"], 0.0))
+        costs._kept *= min(max(numbers["trust"], 0.1), 1.1)
+        return costs
+
+    def chosen(self, probability: float, kept: bool) -> None:
+        """A node of its was drafted, and kept or not."""
+        self._expected = 0.998 * self._expected + probability
+        self._kept = 0.998 * self._kept + kept
 
 
 class Budget:

@@ -77,8 +77,19 @@ def test_rejected_branches_teach_it_too():
     assert drafter.suggest([5], 1).tokens == (7,)
     assert drafter.suggest([6], 1).tokens == (4,)
     assert drafter.suggest([1], 1).tokens == (2,)
+    assert drafter.suggest([2], 1).tokens == ()
     drafter.observe(NOTHING, logits([0, 1]), accept([0], [0]))
     assert drafter.suggest([2], 1).tokens == (0,)  # the token emitted last was run
+
+
+def test_passes_it_does_not_see_do_it_no_harm():
+    drafter = Recycling(2)
+    drafter.start([0])
+    drafter.observe(NOTHING, logits([1, 2]), accept([0], [1]))
+    drafter.suggest([0, 1, 4, 5], 1)  # two passes later
+    drafter.observe(NOTHING, logits([6, 7]), accept([0], [6]))
+    assert drafter.suggest([5], 1).tokens == (6,)
+    assert drafter.suggest([1], 1).tokens == ()
 
 
 def test_of_a_token_run_twice_the_accepted_one_counts():
@@ -112,6 +123,7 @@ def test_how_far_ahead_the_first_one_was_is_evidence():
     teach(drafter, 1, row)
     close = drafter.suggest([1], 2)
     row[3] = -20
+    drafter.suggest([7], 1)
     teach(drafter, 1, row)
     far = drafter.suggest([1], 1)
     assert close.kinds == ("first, close", "second, close")

@@ -46,6 +46,7 @@ class Recycling(EvidenceDrafter):
     """
 
     name = "recycling"
+    observes_every_pass = False
 
     def __init__(self, k: int = 4, max_tokens: int = 4096) -> None:
         if not 2 <= k <= 8 or max_tokens < 1:
@@ -97,6 +98,7 @@ class Recycling(EvidenceDrafter):
         heap: list[tuple[float, int, int, int, float, str]] = []
         arrivals = 0
         path, token = -1.0, context[-1]
+        self._last = token
         while True:
             node = len(tokens)
             ids, gaps = self._successors.get(token, ((), ()))
