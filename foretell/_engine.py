@@ -22,6 +22,7 @@ from foretell._errors import (
 from foretell._logprobs import TokenLogprobs
 from foretell._model import Model, Session
 from foretell._policy import FixedPolicy, Policy
+from foretell._profile import Profile
 from foretell._result import Event, Generation
 from foretell._sampling import (
     DraftSampler,
@@ -110,7 +111,9 @@ class Engine:
             self._check_same_vocabulary(self.draft)
         self.suffix_memory = suffix_memory
         self.drafters: list[Drafter] = [self._drafter(entry) for entry in drafters]
-        self._experience = Experience()
+        models = [self.model] if self.draft is None else [self.model, self.draft]
+        self._profile = Profile.of(models)
+        self._experience = Experience() if self._profile is None else self._profile.load()
 
     def generate(
         self,

@@ -151,6 +151,9 @@ class Model(ABC):
     """What turns text to ids and back, where the model came with one."""
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end an answer."""
+    identity: str | None = None
+    """Tells apart weights, their format and the settings they run with; what was measured of the
+    model is kept under it for the next time, or not at all."""
 
     @abstractmethod
     def new_session(self) -> Session:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_engine import fake_engine
 
+from foretell import _profile
 from foretell.cli import _load
 from foretell.cli import run as run_cli
 
@@ -22,6 +23,16 @@ class Ran:
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(autouse=True)
+def profiles_elsewhere(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What engines learn in a test is neither kept for others nor taken from them."""
+    monkeypatch.setattr(
+        _profile, "cache_directory", lambda: tmp_path_factory.getbasetemp() / "none" / "file"
+    )
 
 
 @pytest.fixture

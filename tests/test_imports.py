@@ -35,11 +35,12 @@ MAY_IMPORT = {
     "_tree": "_draft _proposal _calibration",
     "_result": "_errors _logprobs _sampling _model _draft _verify",
     "_stop": "_errors _result",
-    "_costs": "",
+    "_costs": "_fork",
     "_policy": "_errors _sampling _model _draft _verify _proposal",
     "_auto_policy": (
         "_errors _sampling _model _draft _verify _proposal _calibration _tree _costs _policy"
     ),
+    "_profile": "_cache _model _costs _auto_policy _version",
     "_decode": "_errors _logprobs _sampling _model _draft _verify _result _stop _policy",
     # Text.
     "_stream_decoder": "_errors _tokenizer",
@@ -58,7 +59,7 @@ MAY_IMPORT = {
     # The one place where it all meets, and what stands on it.
     "_engine": (
         "_errors _logprobs _sampling _model _draft _verify _result _stop _policy "
-        "_auto_policy _decode _tokenizer _stream_decoder drafters backends/cpu"
+        "_auto_policy _profile _decode _tokenizer _stream_decoder drafters backends/cpu"
     ),
     "check": (
         "_errors _version _noise _logprobs _sampling _model _draft _verify _policy _result _stop "

@@ -92,6 +92,10 @@ class CpuModel(Model):
         self.page_type = page_type(
             config.num_layers, config.num_kv_heads, config.head_dim, cache_dtype
         )
+        self.identity = (
+            f"cpu {self.weights.fingerprint()}, {dtype} weights, {cache_dtype} cache, "
+            f"{self.threads} threads"
+        )
         self._run_pass = at.run_pass.prepare(progress)
         self._inverse_frequencies = rope_inverse_frequencies(config)
         empty = np.empty((0, config.head_dim // 2), np.float32)

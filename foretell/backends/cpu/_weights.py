@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,15 @@ class Weights:
         self.embedding, self.embedding_kind = self.address(EMBEDDING), self._kinds[EMBEDDING]
         self.head, self.head_kind = self.address(head), self._kinds[head]
         self.final_norm = self.address("model.norm.weight")
+
+    def fingerprint(self) -> str:
+        """Tells models apart by shapes, formats and the beginning of every tensor."""
+        digest = hashlib.sha256()
+        for name in sorted(self._arrays):
+            array = self._arrays[name]
+            digest.update(f"{name} {self._kinds[name]} {array.shape}".encode())
+            digest.update(array.reshape(-1)[:256].tobytes())
+        return digest.hexdigest()[:16]
 
     def address(self, name: str) -> int:
         """Where a tensor lies, 0 if there is none."""
