@@ -66,7 +66,7 @@ def test_the_chat_template_holds_system_and_prompt(run):
 
 
 def test_json_is_one_object_and_nothing_else(run):
-    ran = run("generate", "hello", "--json", "--max-tokens", "20")
+    ran = run("generate", "hello", "--json", "--max-tokens", "20", "--num-draft-tokens", "4")
     result = json.loads(ran.out)
     assert (ran.code, ran.out.count("\n"), ran.err) == (0, 1, "")
     assert set(result) == {
