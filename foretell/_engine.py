@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from foretell._auto_policy import AutoPolicy, Experience
-from foretell._decode import Request, decode
+from foretell._decode import decode
 from foretell._draft import Drafter
 from foretell._errors import (
     ContextLengthError,
@@ -23,6 +23,7 @@ from foretell._logprobs import TokenLogprobs
 from foretell._model import Model, Session
 from foretell._policy import FixedPolicy, Policy
 from foretell._profile import Profile
+from foretell._request import Answer, Request
 from foretell._result import Event, Generation
 from foretell._sampling import (
     DraftSampler,
@@ -34,7 +35,7 @@ from foretell._sampling import (
 )
 from foretell._stop import StopConditions
 from foretell._tokenizer import StreamDecoder, Tokenizer
-from foretell._verify import RULES, Origin, Rule
+from foretell._verify import RULES, Rule
 from foretell.drafters import (
     DraftModel,
     Ngram,
@@ -176,10 +177,16 @@ class Engine:
         params = SamplingParams.from_options(sampling, options)
         tokens = self.encode(prompt, messages)
         session = self.model.new_session()
-        requests = self._requests(
-            tokens, params, num_draft_tokens, verification, owner, session, is_cancelled
+        requests = self.prepare(
+            tokens,
+            params,
+            num_draft_tokens=num_draft_tokens,
+            verification=verification,
+            owner=owner,
+            session=session,
+            is_cancelled=is_cancelled,
         )
-        return self._events(requests, len(tokens))
+        return self._events(requests)
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that keeps its cache between turns."""
@@ -220,17 +227,24 @@ class Engine:
             )
         return self.tokenizer
 
-    def _requests(
+    def prepare(
         self,
-        tokens: list[int],
+        tokens: Sequence[int],
         params: SamplingParams,
-        num_draft_tokens: NumDraftTokens,
-        verification: str,
-        owner: str,
-        session: Session,
-        is_cancelled: Callable[[], bool] | None,
+        *,
+        num_draft_tokens: NumDraftTokens = "auto",
+        verification: str = "match",
+        drafters: Sequence[str] | None = None,
+        owner: str = "",
+        session: Session | None = None,
+        is_cancelled: Callable[[], bool] | None = None,
     ) -> list[Request]:
-        """One request for each completion; raises for everything that cannot be carried out."""
+        """One request for each completion, for those who run the passes themselves.
+
+        ``tokens`` are what ``encode`` gives; ``session`` holds a prefix of them (by default
+        nothing yet); ``drafters`` are names, by default the engine's own drafters; the rest is as
+        for ``stream``. Raises for everything that cannot be carried out.
+        """
         params.check_vocabulary(self.model.vocab_size)
         if params.stop:
             self.require_tokenizer("stop")
@@ -238,20 +252,28 @@ class Engine:
             raise OptionError(
                 f"verification is {verification!r}; use {', '.join(map(repr, RULES))}"
             )
+        asked = self.drafters if drafters is None else self._named(drafters)
         seed = seed_for(params)
+        session = self.model.new_session() if session is None else session
         return [
             self._request(
                 list(tokens),
                 params,
                 None if seed is None else completion_seed(seed, index),
                 num_draft_tokens,
-                verification,
-                owner,
+                RULES[verification],
+                [d.for_owner(owner) if isinstance(d, Suffix) else d for d in asked],
                 session,
                 is_cancelled,
             )
             for index in range(params.n)
         ]
+
+    def _named(self, names: Sequence[str]) -> list[Drafter]:
+        """The drafters of these names, those that the engine has first of all."""
+        _check_drafters(names, self.draft if "draft_model" in names else None)
+        known = {drafter.name: drafter for drafter in self.drafters}
+        return [known.get(name) or self._drafter(name) for name in names]
 
     def _request(
         self,
@@ -259,8 +281,8 @@ class Engine:
         params: SamplingParams,
         seed: int | None,
         num_draft_tokens: NumDraftTokens,
-        verification: str,
-        owner: str,
+        rule: Rule,
+        drafters: Sequence[Drafter],
         session: Session,
         is_cancelled: Callable[[], bool] | None,
     ) -> Request:
@@ -273,7 +295,6 @@ class Engine:
             min_tokens=params.min_tokens,
             decoder=None if self.tokenizer is None else StreamDecoder(self.tokenizer),
         )
-        rule = RULES[verification]
         # One for each side: their histories differ, and each remembers its last one.
         ours, theirs = (
             RequestSampler(
@@ -285,7 +306,7 @@ class Engine:
             for _ in range(2)
         )
         drawing = DraftSampler(theirs, self.model.vocab_size, shares_noise=rule.same_tokens)
-        policy = self._policy(num_draft_tokens, owner, rule, drawing)
+        policy = self._policy(num_draft_tokens, drafters, rule, drawing)
         return Request(
             session,
             tokens,
@@ -300,24 +321,21 @@ class Engine:
         )
 
     def _policy(
-        self, num_draft_tokens: NumDraftTokens, owner: str, rule: Rule, sampler: DraftSampler
+        self,
+        num_draft_tokens: NumDraftTokens,
+        drafters: Sequence[Drafter],
+        rule: Rule,
+        sampler: DraftSampler,
     ) -> Policy:
-        drafters = [
-            drafter.for_owner(owner) if isinstance(drafter, Suffix) else drafter
-            for drafter in self.drafters
-        ]
         if num_draft_tokens == "auto":
             return AutoPolicy(self.model, drafters, self._experience, rule=rule, sampler=sampler)
         return FixedPolicy(self.model, drafters, num_draft_tokens, rule=rule, sampler=sampler)
 
-    def _events(self, requests: Sequence[Request], prompt_tokens: int) -> Iterator[Event]:
-        outputs = [_Output() for _ in requests]
+    def _events(self, requests: Sequence[Request]) -> Iterator[Event]:
+        answers = [Answer(request) for request in requests]
         for index, emitted in decode(self.model, requests):
-            request, output = requests[index], outputs[index]
-            output.token_ids += emitted.tokens
-            output.origins += emitted.origins
-            output.logprobs += emitted.logprobs
-            output.text += emitted.pieces
+            request, answer = requests[index], answers[index]
+            answer.add(emitted)
             logprobs: Sequence[TokenLogprobs | None] = emitted.logprobs
             logprobs = logprobs or [None] * len(emitted.tokens)
             step = request.stats.num_steps
@@ -326,22 +344,8 @@ class Engine:
             ):
                 yield Event(piece, token, origin, step, scores, index)
             if request.finish is not None:
-                request.policy.finish(request.tokens)
-                request.stats.policy = request.policy.report()
-                rest = request.stops.finish()
-                output.text.append(rest)
-                prompt_logprobs = requests[0].prompt_logprobs
-                result = Generation(
-                    "".join(output.text),
-                    output.token_ids,
-                    request.finish,
-                    prompt_tokens,
-                    request.stats,
-                    output.origins,
-                    request.seed,
-                    None if request.num_logprobs is None else output.logprobs,
-                    None if request.num_prompt_logprobs is None else [None, *prompt_logprobs],
-                )
+                rest, result = answer.finish(requests[0].prompt_logprobs)
+                self.remember()
                 yield Event(rest, step=step, index=index, result=result)
 
     def _check_same_vocabulary(self, draft: Model) -> None:
@@ -374,16 +378,6 @@ class Engine:
         assert self.draft is not None
         known = self.model.vocab_size if self.tokenizer is None else self.tokenizer.vocab_size
         return DraftModel(self.draft, known)
-
-
-@dataclass
-class _Output:
-    """What one completion has given so far."""
-
-    token_ids: list[int] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class Chat:
@@ -433,11 +427,17 @@ class Chat:
         if self._turn is not None:
             self._turn.close()
         self._rewind(tokens if params.prompt_logprobs is None else tokens[:1])
-        [request] = self.engine._requests(
-            tokens, params, num_draft_tokens, verification, owner, self.session, is_cancelled
+        [request] = self.engine.prepare(
+            tokens,
+            params,
+            num_draft_tokens=num_draft_tokens,
+            verification=verification,
+            owner=owner,
+            session=self.session,
+            is_cancelled=is_cancelled,
         )
         self._tokens = request.tokens
-        self._turn = self._record(messages, self.engine._events([request], len(tokens)))
+        self._turn = self._record(messages, self.engine._events([request]))
         return self._turn
 
     def _record(self, messages: list[dict[str, str]], events: Iterator[Event]) -> Generator[Event]:

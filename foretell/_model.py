@@ -154,6 +154,8 @@ class Model(ABC):
     identity: str | None = None
     """Tells apart weights, their format and the settings they run with; what was measured of the
     model is kept under it for the next time, or not at all."""
+    position_bytes: int = 0
+    """Memory that a session takes for each position, in bytes."""
 
     @abstractmethod
     def new_session(self) -> Session:
@@ -167,6 +169,21 @@ class Model(ABC):
         session if this raises: InputError for token ids outside the vocabulary, bad parents, a
         session of another model or one named twice; ContextLengthError past ``max_length``.
         """
+
+
+def forward_each(model: Model, rows: Sequence[Rows]) -> list[Output | Exception]:
+    """One pass over ``rows``: for each of them its own output.
+
+    If the pass fails, each runs in a pass of its own, so that nobody pays for another's mistake;
+    for those that fail again there is the exception.
+    """
+    try:
+        output = model.forward(rows)
+    except Exception as error:
+        if len(rows) == 1:
+            return [error]
+        return [one for part in rows for one in forward_each(model, [part])]
+    return [output.of(index) for index in range(len(rows))]
 
 
 def check_rows(model: Model, rows: Sequence[Rows]) -> None:

@@ -56,16 +56,23 @@ class Policy(ABC):
         return {}
 
 
-def propose_together(requests: Iterable[tuple[Policy, Sequence[int], int]]) -> list[Draft]:
+def propose_together(
+    requests: Iterable[tuple[Policy, Sequence[int], int]],
+) -> list[Draft | Exception]:
     """One draft for each request of a pass, of (policy, context, limit); one after another.
 
-    Whoever comes first takes the others for plain steps.
+    Whoever comes first takes the others for plain steps. Where a policy fails, what it raised
+    takes the place of its draft, so that the others go on.
     """
     asking = list(requests)
     rows, tokens = len(asking), float(len(asking))
-    drafts = []
+    drafts: list[Draft | Exception] = []
     for policy, context, limit in asking:
-        draft = policy.propose(context, limit, Beside(rows - 1, tokens - 1.0))
+        try:
+            draft = policy.propose(context, limit, Beside(rows - 1, tokens - 1.0))
+        except Exception as error:
+            drafts.append(error)
+            continue
         rows += len(draft)
         tokens += policy.expected_tokens - 1.0
         drafts.append(draft)

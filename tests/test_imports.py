@@ -41,7 +41,10 @@ MAY_IMPORT = {
         "_errors _sampling _model _draft _verify _proposal _calibration _tree _costs _policy"
     ),
     "_profile": "_cache _model _costs _auto_policy _version",
-    "_decode": "_errors _logprobs _sampling _model _draft _verify _result _stop _policy",
+    "_request": "_logprobs _sampling _model _draft _verify _result _stop _policy",
+    "_prefill": "_logprobs _model _draft _request",
+    "_decode": "_logprobs _model _draft _verify _result _policy _request _prefill",
+    "_batch": "_decode _model _prefill _request _result",
     # Text.
     "_stream_decoder": "_errors _tokenizer",
     "_template_sandbox": "",
@@ -59,11 +62,11 @@ MAY_IMPORT = {
     # The one place where it all meets, and what stands on it.
     "_engine": (
         "_errors _logprobs _sampling _model _draft _verify _result _stop _policy "
-        "_auto_policy _profile _decode _tokenizer _stream_decoder drafters backends/cpu"
+        "_auto_policy _profile _request _decode _tokenizer _stream_decoder drafters backends/cpu"
     ),
     "check": (
         "_errors _version _noise _logprobs _sampling _model _draft _verify _policy _result _stop "
-        "_decode _engine _hub drafters backends/table"
+        "_request _decode _engine _hub drafters backends/table"
     ),
     "cli": "_errors _version _sampling _verify _result _engine _hub check",
     "__main__": "cli",

@@ -11,7 +11,7 @@ from helpers_core import Fickle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell import Engine, TokenLogprobs, _decode
+from foretell import Engine, TokenLogprobs, _prefill
 from foretell._logprobs import log_softmax, token_logprobs
 from foretell.backends.table import TableModel
 
@@ -137,7 +137,7 @@ def test_other_rules_report_the_target_s_own_too(verification):
 def test_the_prompt_s_do_not_depend_on_its_chunks(monkeypatch, chunk):
     model = TableModel.random(5, 2, seed=1)
     whole = Engine(model).generate([1, 2, 3, 4, 0, 1], prompt_logprobs=1, max_tokens=2)
-    monkeypatch.setattr(_decode, "SCORED_CHUNK", chunk)
+    monkeypatch.setattr(_prefill, "SCORED_CHUNK", chunk)
     parts = Engine(model).generate([1, 2, 3, 4, 0, 1], prompt_logprobs=1, max_tokens=2)
     assert parts.prompt_logprobs == whole.prompt_logprobs
     assert parts.token_ids == whole.token_ids

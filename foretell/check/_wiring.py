@@ -8,11 +8,12 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from foretell._decode import Request, decode
+from foretell._decode import decode
 from foretell._draft import Drafter
 from foretell._model import FloatArray, Model
 from foretell._noise import Floats
 from foretell._policy import FixedPolicy
+from foretell._request import Request
 from foretell._result import FinishReason
 from foretell._sampling import (
     DraftSampler,
