@@ -269,6 +269,11 @@ class Engine:
             for index in range(params.n)
         ]
 
+    def remember(self) -> None:
+        """Keep what was measured for the next time; now and then is enough."""
+        if self._profile is not None:
+            self._profile.save_now_and_then(self._experience)
+
     def _named(self, names: Sequence[str]) -> list[Drafter]:
         """The drafters of these names, those that the engine has first of all."""
         _check_drafters(names, self.draft if "draft_model" in names else None)
