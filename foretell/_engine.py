@@ -269,11 +269,6 @@ class Engine:
             for index in range(params.n)
         ]
 
-    def remember(self) -> None:
-        """Keep what was measured for the next time; now and then is enough."""
-        if self._profile is not None:
-            self._profile.save_now_and_then(self._experience)
-
     def _named(self, names: Sequence[str]) -> list[Drafter]:
         """The drafters of these names, those that the engine has first of all."""
         _check_drafters(names, self.draft if "draft_model" in names else None)
@@ -350,7 +345,6 @@ class Engine:
                 yield Event(piece, token, origin, step, scores, index)
             if request.finish is not None:
                 rest, result = answer.finish(requests[0].prompt_logprobs)
-                self.remember()
                 yield Event(rest, step=step, index=index, result=result)
 
     def _check_same_vocabulary(self, draft: Model) -> None:

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "_errors": "",
     "_version": "",
     "_fork": "",
+    "_memory": "",
     "_noise": "",
     "_support": "_noise",
     "_logprobs": "_noise _support",
@@ -58,7 +59,7 @@ MAY_IMPORT = {
     # Implementations: interfaces only; never the loop, the engine or one another.
     "drafters": "_errors _fork _sampling _model _draft _verify _proposal",
     "backends/table": "_errors _model",
-    "backends/cpu": "_errors _model _tokenizer _cache _hub",
+    "backends/cpu": "_errors _memory _model _tokenizer _cache _hub",
     # The one place where it all meets, and what stands on it.
     "_engine": (
         "_errors _logprobs _sampling _model _draft _verify _result _stop _policy "
@@ -87,7 +88,7 @@ LIBRARIES = {
     ),
     "numba": "backends/cpu",
     "llvmlite": "backends/cpu",
-    "psutil": "backends/cpu",
+    "psutil": "_memory",
     "safetensors": "backends/cpu",
     "gguf": "backends/cpu",
     "tokenizers": "_tokenizer _stream_decoder backends/cpu",

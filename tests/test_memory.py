@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.backends.cpu._memory import available_memory
+from foretell._memory import available_memory
 
 GROUPS = {
     "version 2, in a container": ("0::/", "sys/fs/cgroup", "memory.max", "memory.current", ""),

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell._errors import CorruptModelError, InsufficientMemoryError
+from foretell._memory import available_memory
 from foretell.backends.cpu import _pass as at
 from foretell.backends.cpu._checkpoint import Checkpoint
 from foretell.backends.cpu._formats import (
@@ -27,7 +28,6 @@ from foretell.backends.cpu._formats import (
     row_bytes,
 )
 from foretell.backends.cpu._layout import EMBEDDING, HEAD
-from foretell.backends.cpu._memory import available_memory
 from foretell.backends.cpu._tensor import TensorSource
 
 DTYPES = ("float32", "bfloat16", "int8", "native")
