@@ -152,9 +152,10 @@ class AutoPolicy(Policy):
         self._deciding += perf_counter() - began
         return draft
 
-    def passed(self, rows: int, seconds: float) -> None:
+    def passed(self, rows: int, seconds: float) -> bool:
         self._costs.observe(rows, self._context, seconds)
         self._budget.earn(seconds)
+        return True
 
     def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:
         began = perf_counter()

@@ -16,10 +16,11 @@ PROMPT_ROWS = 128  # most tokens of prompts to read between two steps of those w
 class Batch:
     """Runs requests together: continuous batching (Yu et al. 2022, Orca).
 
-    A ``step`` reads a bounded piece of the prompts that are waiting, several in one pass where they
-    are short, and then makes one pass for all requests that are answering, whatever the length of
-    their drafts. Rows are invariant, so each request's tokens are those that it would have had
-    alone. What breaks one request ends that one.
+    ``read`` reads a bounded piece of the prompts that are waiting, several in one pass where they
+    are short; ``step`` makes one pass for all requests that are answering, whatever the length of
+    their drafts. Called in turn, they keep everybody going. Rows are invariant, so each request's
+    tokens are those that it would have had alone. What breaks one request ends that one. Both give
+    what was emitted, also for requests that are over, with nothing or their last tokens.
 
     Not safe to use from several threads: one of them owns a batch.
     """
@@ -42,10 +43,32 @@ class Batch:
         start(requests)
         self._reading.append(requests)
 
-    def step(self) -> list[tuple[Request, Emitted]]:
-        """Go on by one step; what every request emitted that had a part in it, or is over."""
+    def read(self) -> list[tuple[Request, Emitted]]:
+        """One pass over the next tokens of prompts, first come, first served."""
         emitted = self._leave_early()
-        emitted += self._read()
+        groups: list[tuple[Sequence[Request], int]] = []
+        room = self._prompt_rows
+        for group in self._reading:
+            if room > 0:
+                groups.append((group, room))
+                room -= len(group[0].tokens) - group[0].session.length
+        if not groups:
+            return emitted
+        unread: list[Sequence[Request]] = []
+        for (group, _), output in zip(groups, read(self._model, groups), strict=True):
+            if output is not None:
+                emitted += zip(group, begin(group, output), strict=True)
+                self._answering += [request for request in group if not request.is_over]
+            elif group[0].is_over:
+                emitted += [(request, Emitted()) for request in group]
+            else:
+                unread.append(group)
+        self._reading = unread + self._reading[len(groups) :]
+        return emitted
+
+    def step(self) -> list[tuple[Request, Emitted]]:
+        """One pass for all who are answering."""
+        emitted = self._leave_early()
         if self._answering:
             emitted += zip(self._answering, step(self._model, self._answering), strict=True)
         self._answering = [request for request in self._answering if not request.is_over]
@@ -65,26 +88,3 @@ class Batch:
         self._reading = [group for group in reading if group]
         self._answering = [request for request in self._answering if not request.is_over]
         return [(request, Emitted()) for request in everyone if request.is_over]
-
-    def _read(self) -> list[tuple[Request, Emitted]]:
-        """One pass over the next tokens of prompts, first come, first served."""
-        groups: list[tuple[Sequence[Request], int]] = []
-        room = self._prompt_rows
-        for group in self._reading:
-            if room > 0:
-                groups.append((group, room))
-                room -= len(group[0].tokens) - group[0].session.length
-        if not groups:
-            return []
-        emitted: list[tuple[Request, Emitted]] = []
-        unread: list[Sequence[Request]] = []
-        for (group, _), output in zip(groups, read(self._model, groups), strict=True):
-            if output is not None:
-                emitted += zip(group, begin(group, output), strict=True)
-                self._answering += [request for request in group if not request.is_over]
-            elif group[0].is_over:
-                emitted += [(request, Emitted()) for request in group]
-            else:
-                unread.append(group)
-        self._reading = unread + self._reading[len(groups) :]
-        return emitted

@@ -65,7 +65,8 @@ def step(model: Model, requests: Sequence[Request]) -> list[Emitted]:
     before = perf_counter()
     outputs = forward_each(model, rows)
     model_seconds = perf_counter() - before
-    requests[0].policy.passed(sum(len(part.tokens) for part in rows), model_seconds)
+    count = sum(len(part.tokens) for part in rows)
+    any(request.policy.passed(count, model_seconds) for request in requests)
     emitted = []
     for request, draft, output in zip(requests, drafts, outputs, strict=True):
         emitted.append(advance(request, draft, output))
@@ -88,6 +89,7 @@ def advance(
         request.session.keep(accepted.nodes)
         request.stats.record(draft, accepted)
     request.tokens.extend(accepted.tokens)
+    step = request.stats.num_steps
     logprobs = (
         ()
         if request.num_logprobs is None
@@ -98,7 +100,7 @@ def advance(
     )
     with request.guarded():
         request.policy.observe(draft, output.read_only(), accepted)
-    return Emitted(accepted.tokens, accepted.origins, pieces, logprobs, draft, accepted.nodes)
+    return Emitted(accepted.tokens, accepted.origins, pieces, logprobs, draft, step)
 
 
 def trim(request: Request, draft: Draft, verdict: Verdict) -> tuple[Accepted, list[str]]:

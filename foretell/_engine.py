@@ -269,6 +269,14 @@ class Engine:
             for index in range(params.n)
         ]
 
+    def pass_seconds(self, rows: int, context: int) -> float | None:
+        """What a pass of ``rows`` rows after ``context`` tokens takes here, as far as was measured.
+
+        With one row that is what plain decoding takes for a token. None before any was measured.
+        """
+        costs = self._experience.costs
+        return costs.seconds(rows, context) if costs.known else None
+
     def _named(self, names: Sequence[str]) -> list[Drafter]:
         """The drafters of these names, those that the engine has first of all."""
         _check_drafters(names, self.draft if "draft_model" in names else None)
@@ -329,7 +337,14 @@ class Engine:
     ) -> Policy:
         if num_draft_tokens == "auto":
             return AutoPolicy(self.model, drafters, self._experience, rule=rule, sampler=sampler)
-        return FixedPolicy(self.model, drafters, num_draft_tokens, rule=rule, sampler=sampler)
+        return FixedPolicy(
+            self.model,
+            drafters,
+            num_draft_tokens,
+            rule=rule,
+            sampler=sampler,
+            costs=self._experience.costs,
+        )
 
     def _events(self, requests: Sequence[Request]) -> Iterator[Event]:
         answers = [Answer(request) for request in requests]
@@ -338,14 +353,13 @@ class Engine:
             answer.add(emitted)
             logprobs: Sequence[TokenLogprobs | None] = emitted.logprobs
             logprobs = logprobs or [None] * len(emitted.tokens)
-            step = request.stats.num_steps
             for token, origin, piece, scores in zip(
                 emitted.tokens, emitted.origins, emitted.pieces, logprobs, strict=True
             ):
-                yield Event(piece, token, origin, step, scores, index)
+                yield Event(piece, token, origin, emitted.step, scores, index)
             if request.finish is not None:
                 rest, result = answer.finish(requests[0].prompt_logprobs)
-                yield Event(rest, step=step, index=index, result=result)
+                yield Event(rest, step=request.stats.num_steps, index=index, result=result)
 
     def _check_same_vocabulary(self, draft: Model) -> None:
         if self.tokenizer is None or draft.tokenizer is None:

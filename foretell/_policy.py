@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from foretell._costs import PassCosts
 from foretell._draft import Context, Draft, Drafter, ask, spawned
 from foretell._errors import ForetellError, OptionError
 from foretell._model import Model, Output, is_chain
@@ -41,8 +42,12 @@ class Policy(ABC):
     def propose(self, context: Sequence[int], limit: int, beside: Beside = ALONE) -> Draft:
         """A draft of at most ``limit`` tokens, for a pass that has ``beside`` in it already."""
 
-    def passed(self, rows: int, seconds: float) -> None:  # noqa: B027 - optional hook
-        """The pass of ``rows`` rows, those of all requests, took ``seconds``."""
+    def passed(self, rows: int, seconds: float) -> bool:
+        """The pass of ``rows`` rows, those of all requests, took ``seconds``.
+
+        Returns whether that was taken note of; the requests of a pass are told until one does.
+        """
+        return False
 
     @abstractmethod
     def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:
@@ -135,7 +140,9 @@ class FixedPolicy(Policy):
         *,
         rule: Rule = RULES["match"],
         sampler: DraftSampler | None = None,
+        costs: PassCosts | None = None,
     ) -> None:
+        """``costs`` learn what passes cost, for others; nothing is decided by them here."""
         if (
             isinstance(num_draft_tokens, bool)
             or not isinstance(num_draft_tokens, int)
@@ -151,6 +158,8 @@ class FixedPolicy(Policy):
         self._trees = model.capabilities.tree
         self._chains = not rule.trees
         self._rule = rule
+        self._costs = costs
+        self._context = 0
         if self.drafters:
             model.capabilities.require("rollback")
         for drafter in self.drafters:
@@ -163,6 +172,7 @@ class FixedPolicy(Policy):
             drafter.start(Context.of(prompt))
 
     def propose(self, context: Sequence[int], limit: int, beside: Beside = ALONE) -> Draft:
+        self._context = len(context)
         limit = min(limit, self.num_draft_tokens)
         if limit > 0:
             for drafter in self.drafters:
@@ -173,6 +183,11 @@ class FixedPolicy(Policy):
                     check_draft(drafter, draft, limit, self._rule, self._vocab_size)
                     return draft
         return Draft.empty()
+
+    def passed(self, rows: int, seconds: float) -> bool:
+        if self._costs is not None:
+            self._costs.observe(rows, self._context, seconds)
+        return self._costs is not None
 
     def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:
         for drafter in self.drafters:

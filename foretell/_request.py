@@ -59,8 +59,7 @@ class Request:
 class Emitted:
     """What one pass emitted: tokens, and for each its origin, its text, its log-probability.
 
-    ``draft`` is what was verified, and ``kept`` are its nodes that were accepted (node 0, which is
-    no drafted token, first).
+    ``step`` is the number of the pass, 0 being the end of the prompt, ``draft`` what was verified.
     """
 
     tokens: Sequence[int] = ()
@@ -68,7 +67,7 @@ class Emitted:
     pieces: Sequence[str] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     draft: Draft = field(default_factory=Draft.empty)
-    kept: Sequence[int] = ()
+    step: int = 0
 
 
 class Answer:

@@ -107,6 +107,10 @@ class _TokenStream(_Stream):
         self._pending: list[int] = []
         self._begun = False
 
+    def begin(self) -> None:
+        """As if something had been said already."""
+        self._begun = True
+
     def push(self, token_id: int, token: str) -> str:
         self._pending.append(token_id)
         # A run of byte tokens becomes text when it ends; only then is it known to be valid.
@@ -165,6 +169,22 @@ class _WholeStream(_Stream):
         twin = copy.copy(self)
         twin._ids = list(self._ids)
         return twin
+
+
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """The UTF-8 of one token within a text, be it a part of a character; b"" for unknown ids."""
+    token = tokenizer.inner.id_to_token(token_id)
+    if token is None:
+        return b""
+    stream = _stream_for(tokenizer)
+    if isinstance(stream, _ByteLevelStream):
+        return _token_bytes(token)
+    if _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(token[3:5], 16)])
+    if isinstance(stream, _TokenStream):
+        stream.begin()
+        return stream.push(token_id, token).encode()
+    return tokenizer.token_text(token_id).encode()
 
 
 def _stream_for(tokenizer: Tokenizer) -> _Stream:

@@ -19,7 +19,7 @@ from tokenizers.processors import TemplateProcessing
 from foretell._chat_template import ChatTemplate
 from foretell._errors import InputError, OptionError, TokenizerError, shown
 from foretell._fork import ForkLock
-from foretell._stream_decoder import StreamDecoder
+from foretell._stream_decoder import StreamDecoder, token_bytes
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -66,6 +66,7 @@ class Tokenizer:
         self.eos_token_ids = tuple(dict.fromkeys([*([] if eos is None else [eos]), *eos_token_ids]))
         self.chat_template = chat_template
         self._chat: ChatTemplate | None = None
+        self._bytes: dict[int, bytes] = {}
         leading = self.encode("", add_special_tokens=True)
         self.add_bos = self.bos_token_id is not None and leading[:1] == [self.bos_token_id]
 
@@ -157,6 +158,13 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The text of one token alone (" the"), special tokens spelled out, for showing."""
         return self.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 of one token as it stands in the middle of a text, be it half a character."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = token_bytes(self, token_id)
+        return known
 
     @property
     def has_chat_template(self) -> bool:

@@ -21,6 +21,11 @@ CONFIGS = (
 )
 
 
+def turn(batch):
+    """What happens once in a server's loop."""
+    return [*batch.read(), *batch.step()]
+
+
 def run_alone(engine, prompt, options):
     done = engine.generate(prompt, sampling=SamplingParams(**options), num_draft_tokens=0)
     return [
@@ -62,7 +67,7 @@ def test_whoever_comes_and_goes_the_tokens_are_those_of_a_single_run(seed):
                 joined[index] = requests
                 answers.update({id(request): Answer(request) for request in requests})
                 batch.join(requests)
-        for request, emitted in batch.step():
+        for request, emitted in turn(batch):
             answers[id(request)].add(emitted)
         if len(joined) == len(jobs) and not len(batch):
             break
@@ -78,11 +83,11 @@ def test_requests_share_one_pass_whatever_their_drafts():
     for num_draft_tokens in (0, 1, 3, 6):
         params = SamplingParams(max_tokens=20)
         batch.join(engine.prepare([1, 2, 3], params, num_draft_tokens=num_draft_tokens))
-    batch.step()  # the four prompts in one pass, then a step
+    turn(batch)  # the four prompts in one pass, then a step
     assert model.num_passes == 2
     for _ in range(4):
         before = model.num_passes
-        assert len(batch.step()) == 4
+        assert len(turn(batch)) == 4
         assert model.num_passes == before + 1
 
 
@@ -92,16 +97,16 @@ def test_a_long_prompt_is_read_in_pieces_while_others_go_on():
     batch = Batch(model, prompt_rows=10)
     [first] = engine.prepare([1], SamplingParams(max_tokens=100), num_draft_tokens=0)
     batch.join([first])
-    batch.step()
+    turn(batch)
     [second] = engine.prepare([2] * 45, SamplingParams(max_tokens=5), num_draft_tokens=0)
     batch.join([second])
     for read in (10, 20, 30, 40):
         before = len(first.tokens)
-        batch.step()
+        turn(batch)
         assert len(first.tokens) == before + 1
         assert second.session.length == read
         assert len(second.tokens) == 45
-    batch.step()
+    turn(batch)
     assert len(second.tokens) == 47  # its first token, and a step with the other
 
 
@@ -170,7 +175,7 @@ def test_what_breaks_one_request_takes_no_token_from_another(what, place):
     for request in requests:
         batch.join([request])
     while len(batch):
-        for request, emitted in batch.step():
+        for request, emitted in turn(batch):
             answers[id(request)].add(emitted)
     assert "broken in" in str(victim.error)
     for index, request in enumerate(requests):
@@ -189,10 +194,10 @@ def test_a_cancelled_request_leaves_before_the_next_pass():
     gone: list[bool] = []
     params = SamplingParams(max_tokens=100)
     batch.join(engine.prepare([1], params, is_cancelled=lambda: bool(gone)))
-    batch.step()
+    turn(batch)
     gone.append(True)
     before = model.num_passes
-    [(request, emitted)] = batch.step()
+    [(request, emitted)] = turn(batch)
     assert (request.finish, emitted.tokens, len(batch)) == ("cancelled", (), 0)
     assert model.num_passes == before
 
@@ -205,10 +210,10 @@ def test_one_completion_of_several_can_leave_while_their_prompt_is_read():
     requests = engine.prepare([1, 2, 3, 4, 5], SamplingParams(**options), num_draft_tokens=0)
     answers = {id(request): Answer(request) for request in requests}
     batch.join(requests)
-    batch.step()
+    turn(batch)
     requests[0].is_cancelled = lambda: True
     while len(batch):
-        for request, emitted in batch.step():
+        for request, emitted in turn(batch):
             answers[id(request)].add(emitted)
     alone = run_alone(engine, [1, 2, 3, 4, 5], options)
     assert requests[0].finish == "cancelled"
@@ -228,7 +233,7 @@ def test_a_prompt_whose_beginning_is_cached_is_read_from_there():
     batch = Batch(model)
     batch.join([request])
     while len(batch):
-        batch.step()
+        turn(batch)
     alone = engine.generate(prompt, max_tokens=9, num_draft_tokens=0)
     assert request.tokens == prompt + alone.token_ids
     plain = [*prompt, *alone.token_ids]

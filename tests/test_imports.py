@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "_result": "_errors _logprobs _sampling _model _draft _verify",
     "_stop": "_errors _result",
     "_costs": "_fork",
-    "_policy": "_errors _sampling _model _draft _verify _proposal",
+    "_policy": "_errors _costs _sampling _model _draft _verify _proposal",
     "_auto_policy": (
         "_errors _sampling _model _draft _verify _proposal _calibration _tree _costs _policy"
     ),
@@ -69,7 +69,11 @@ MAY_IMPORT = {
         "_errors _version _noise _logprobs _sampling _model _draft _verify _policy _result _stop "
         "_request _decode _engine _hub drafters backends/table"
     ),
-    "cli": "_errors _version _sampling _verify _result _engine _hub check",
+    "server": (
+        "_errors _version _sampling _model _draft _verify _result _logprobs _request _batch "
+        "_auto_policy _engine"
+    ),
+    "cli": "_errors _version _memory _sampling _verify _result _engine _hub drafters check server",
     "__main__": "cli",
     "__init__": (
         "_version _errors _logprobs _sampling _model _draft _verify _result _tokenizer _engine"
@@ -98,6 +102,11 @@ LIBRARIES = {
     "platformdirs": "_cache",
     "rich": "cli _demo",
     "typer": "cli",
+    "fastapi": "server",
+    "starlette": "server",
+    "uvicorn": "server",
+    "pydantic": "server",
+    "prometheus_client": "server",
     # Extras, each in one file.
     "torch": "check",
     "transformers": "check",

@@ -134,7 +134,8 @@ def test_dependencies_are_those_that_are_imported():
                 imported.add((node.module or "").split(".")[0])
     # Numba brings llvmlite, in the one version that fits it.
     outside = imported - set(sys.stdlib_module_names) - {"foretell", "llvmlite"}
-    extras = PROJECT["optional-dependencies"]["transformers"]
+    optional = PROJECT["optional-dependencies"]
+    extras = optional["transformers"] + optional["server"]
     declared = {re.split(r"[<>=]", name)[0].lower() for name in PROJECT["dependencies"] + extras}
     assert outside == declared
 

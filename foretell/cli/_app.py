@@ -13,6 +13,7 @@ from foretell._sampling import SamplingParams
 from foretell._version import __version__
 from foretell.cli import _load
 from foretell.cli._errors import reported
+from foretell.server._settings import Settings
 
 EXIT_CODES = (
     "Exit codes: 0 fine; 1 --compare found a difference; 2 could not run (the reason is on "
@@ -21,6 +22,10 @@ EXIT_CODES = (
 CHECK_EXIT_CODES = (
     "Exit codes: 0 every guarantee held; 1 one is broken; 2 could not run, or not be trusted (the "
     "reason is on stderr, or in the report); 130 interrupted with Ctrl-C."
+)
+SERVE_EXIT_CODES = (
+    "Exit codes: 0 stopped by SIGTERM or Ctrl-C; 2 could not run (the reason is on stderr); 130 "
+    "stopped by a second signal, without waiting."
 )
 
 
@@ -162,6 +167,7 @@ TokenizerFile = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
 DEFAULTS = SamplingParams()
+SERVER = Settings("demo")
 DEFAULT_MAX_TOKENS = DEFAULTS.max_tokens or 256
 
 
@@ -371,6 +377,143 @@ def check(
             quick=quick,
             as_json=json,
             seed=seed,
+        )
+    raise typer.Exit(code)
+
+
+@app.command(epilog=SERVE_EXIT_CODES)
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="Target model: 'demo', a folder, a GGUF file, or a name on the hub.",
+            show_default="demo",
+        ),
+    ] = "demo",
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="Port; 0 takes a free one.")
+    ] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="Key that requests must send. Repeatable; better set FORETELL_API_KEYS (keys with "
+            "spaces between), which other users of the machine cannot see.",
+            show_default="none",
+        ),
+    ] = None,
+    served_name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="What requests call the model.", show_default="the name of MODEL"
+        ),
+    ] = None,
+    draft: DraftModel = None,
+    drafter: Drafters = None,
+    dtype: Dtype = "native",
+    threads: Threads = None,
+    tokenizer: TokenizerFile = None,
+    max_running: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Most completions to work on at a time.")
+    ] = SERVER.max_running,
+    max_queue: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Most requests that wait; more get a 429.")
+    ] = SERVER.max_queue,
+    max_request_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            metavar="N",
+            help="Most tokens of prompt and answer together.",
+            show_default="the model's context",
+        ),
+    ] = None,
+    max_total_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            metavar="N",
+            help="Most tokens of all requests that run together.",
+            show_default="as memory allows",
+        ),
+    ] = None,
+    default_max_tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="For requests that do not set max_tokens.")
+    ] = SERVER.default_max_tokens,
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            min=16,
+            metavar="MIB",
+            help="Memory for all requests and the prefix cache.",
+            show_default="half of what is free",
+        ),
+    ] = None,
+    max_body: Annotated[
+        int, typer.Option(min=1, metavar="BYTES", help="Largest request.")
+    ] = SERVER.max_body_bytes,
+    timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Longest time for a request.")
+    ] = SERVER.request_timeout,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Time to finish what runs, when asked to stop."
+        ),
+    ] = SERVER.grace,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN", help="Site whose pages may ask. Repeatable.", show_default="none"
+        ),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of this machine that requests may use. Repeatable.",
+            show_default="localhost and IP addresses",
+        ),
+    ] = None,
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Log the text of prompts and answers, too.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Serve a model to OpenAI-compatible clients, and a page to try it at /.
+
+    Requests share passes, and each gets the very tokens that it would get alone. The log, a JSON
+    object a line, goes to stderr. docs/server.md explains requests, limits and metrics.
+    """
+    with reported(debug):
+        from foretell.cli import _serve
+
+        code = _serve.serve(
+            _load.ModelOptions(
+                model, draft, tuple(drafter or ()), dtype, threads, tokenizer, remembers=True
+            ),
+            host,
+            port,
+            memory,
+            {
+                "model_name": served_name or _serve.name_of(model),
+                "api_keys": _serve.keys(api_key),
+                "max_running": max_running,
+                "max_queue": max_queue,
+                "max_request_tokens": max_request_tokens,
+                "max_total_tokens": max_total_tokens,
+                "default_max_tokens": default_max_tokens,
+                "max_body_bytes": max_body,
+                "request_timeout": timeout,
+                "grace": grace,
+                "cors_origins": tuple(cors_origin or ()),
+                "allowed_hosts": tuple(allowed_host or ()),
+                "log_prompts": log_prompts,
+            },
         )
     raise typer.Exit(code)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from foretell._engine import Engine
 from foretell.cli._terminal import announced
+from foretell.drafters import SuffixMemory
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class ModelOptions:
     dtype: str
     threads: int | None
     tokenizer: Path | None
+    remembers: bool = False
+    """Draft from earlier outputs, too, each owner's apart."""
 
 
 def load_engine(options: ModelOptions) -> Engine:
@@ -31,5 +34,6 @@ def load_engine(options: ModelOptions) -> Engine:
             options.dtype,
             options.threads,
             tokenizer=options.tokenizer,
+            suffix_memory=SuffixMemory() if options.remembers else None,
             progress=progress,
         )

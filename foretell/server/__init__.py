@@ -1,0 +1,1 @@
+"""`foretell serve`: an OpenAI-compatible server that batches requests without changing a token."""
