@@ -34,6 +34,7 @@ SOURCES = (
     "_tiles.py",
     "_kernels.py",
     "_pass.py",
+    "_operators.py",
     "_kernel_cache.py",
 )
 

@@ -32,11 +32,15 @@ class Pool:
 
     def run(self, function: Callable[[Any, int], None], argument: Any, keep: object) -> None:
         """Run ``function(argument, thread)`` on every thread; returns when thread 0 is done."""
+        self.start(function, argument, keep)
+        function(argument, 0)
+
+    def start(self, function: Callable[[Any, int], None], argument: Any, keep: object) -> None:
+        """Let all threads but the caller's run ``function(argument, thread)``."""
         helpers = self._helpers
         if helpers is None or helpers.process != os.getpid():  # a forked child has no threads
             helpers = self._helpers = _Helpers(self.threads - 1)
         helpers.offer((function, argument, keep))
-        function(argument, 0)
 
 
 class _Helpers:
