@@ -32,13 +32,16 @@ class Capabilities:
     """Several branches can be verified in one pass."""
     hidden_states: bool = False
     """``Rows.hidden`` is honoured."""
+    why: str = ""
+    """What stands in the way of those that are missing, for messages."""
 
     def require(self, *names: Literal["rollback", "tree", "hidden_states"]) -> None:
         """Raise CapabilityError for the first of ``names`` that is missing."""
         for name in names:
             if not getattr(self, name):
                 raise CapabilityError(
-                    f"this model cannot do what was asked: it lacks '{name}'. "
+                    f"this model cannot do what was asked: it lacks '{name}'"
+                    f"{f' ({self.why})' if self.why else ''}. "
                     "Use num_draft_tokens=0 for plain decoding."
                 )
 
@@ -156,6 +159,9 @@ class Model(ABC):
     model is kept under it for the next time, or not at all."""
     position_bytes: int = 0
     """Memory that a session takes for each position, in bytes."""
+    near_tie_gap: float = 0.0
+    """Logits closer to each other than this may change places with the width of a pass. Above 0
+    only where a backend has no row invariance to offer and measured what that amounts to."""
 
     @abstractmethod
     def new_session(self) -> Session:
@@ -168,6 +174,27 @@ class Model(ABC):
         Nodes of an earlier pass that were not kept are dropped first. Nothing changes in any
         session if this raises: InputError for token ids outside the vocabulary, bad parents, a
         session of another model or one named twice; ContextLengthError past ``max_length``.
+        """
+
+    def early_exit(self, num_layers: int | None = None) -> EarlyExit:
+        """The first ``num_layers`` layers as a model to draft with, by default a third of them.
+
+        Raises CapabilityError, OptionError.
+        """
+        raise CapabilityError(
+            "this model cannot be left early; the transformers backend can (backend='transformers')"
+        )
+
+
+class EarlyExit(Model):
+    """The first layers of a model, then its final norm and head: a drafter of no extra weights."""
+
+    @abstractmethod
+    def attach(self, tokens: Sequence[int]) -> Session | None:
+        """A session over the cache that a session of the whole model has for these tokens.
+
+        What is run in it is written behind the committed positions of the other one, which drops
+        it with its next pass. None where no session holds exactly these tokens.
         """
 
 

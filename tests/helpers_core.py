@@ -162,15 +162,20 @@ def _stand_ins() -> list[str]:
     return [chr(byte if byte in printable else next(shifted)) for byte in range(256)]
 
 
-def tokenizer_of(pieces: Sequence[bytes], special: Sequence[str] = ()) -> Tokenizer:
+def tokenizer_of(
+    pieces: Sequence[bytes],
+    special: Sequence[str] = (),
+    merges: Sequence[tuple[str, str]] = (),
+) -> Tokenizer:
     """A byte-level tokenizer whose token i is ``pieces[i]``; ``special`` tokens come after them.
 
-    For prompts given as ids: it encodes no more than its pieces of one byte.
+    Without ``merges`` of ASCII it is for prompts given as ids: it encodes no more than its pieces
+    of one byte.
     """
     stand_ins = _stand_ins()
     vocab = {"".join(stand_ins[b] for b in piece): i for i, piece in enumerate(pieces)}
     assert len(vocab) == len(pieces)
-    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=list(merges)))
     inner.decoder = tokenizers.decoders.ByteLevel()
     inner.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in special])
     return Tokenizer(inner)
