@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from foretell._auto_policy import AutoPolicy, Experience
 from foretell._decode import decode
@@ -19,15 +19,18 @@ from foretell._errors import (
     VocabularyMismatchError,
     shown,
 )
+from foretell._loading import LoadOptions, load_model
 from foretell._logprobs import TokenLogprobs
 from foretell._model import Model, Session
+from foretell._near_ties import NearTies
 from foretell._policy import FixedPolicy, Policy
 from foretell._profile import Profile
 from foretell._request import Answer, Request
-from foretell._result import Event, Generation
+from foretell._result import Event, Generation, Stats
 from foretell._sampling import (
     DraftSampler,
     RequestSampler,
+    Sampler,
     SamplingParams,
     completion_seed,
     is_int,
@@ -38,14 +41,19 @@ from foretell._tokenizer import StreamDecoder, Tokenizer
 from foretell._verify import RULES, Rule
 from foretell.drafters import (
     DraftModel,
+    EarlyExitDrafter,
     Ngram,
     PromptLookup,
     Recycling,
     Suffix,
     SuffixMemory,
+    TextDraft,
 )
 
-DRAFTERS = ("suffix", "recycling", "prompt_lookup", "draft_model", "ngram")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DRAFTERS = ("suffix", "recycling", "prompt_lookup", "draft_model", "ngram", "early_exit")
 DEFAULT_DRAFTERS = ("suffix", "recycling")
 
 NumDraftTokens = int | Literal["auto"]
@@ -59,11 +67,13 @@ class Engine:
     """A target model with its drafters, ready to generate.
 
     ``model``: "demo" (the embedded default), a folder or GGUF file, a hub id, or a Model.
-    ``draft``: a draft model, in the same forms; its tokenizer must equal the target's.
-    ``drafters``: names ("suffix", "recycling", "prompt_lookup", "draft_model", "ngram") or Drafter
-    objects; by default "suffix" and "recycling", and "draft_model" where a draft is given. What
-    they propose becomes one draft, of the length that pays; where ``num_draft_tokens`` fixes the
-    length, the first one with an idea drafts.
+    ``draft``: a draft model, in the same forms. Where its tokenizer differs from the target's, it
+    drafts text, which is encoded for the target.
+    ``drafters``: names ("suffix", "recycling", "prompt_lookup", "draft_model", "ngram",
+    "early_exit", which are the target's first ``early_exit_layers`` layers) or Drafter objects; by
+    default "suffix" and "recycling", and "draft_model" where a draft is given. What they propose
+    becomes one draft, of the length that pays; where ``num_draft_tokens`` fixes the length, the
+    first one with an idea drafts.
     ``suffix_memory``: earlier outputs for "suffix" to draft from too, each ``owner``'s apart; none
     are kept without it.
     ``tokenizer``: a tokenizer.json, or a Tokenizer, where the model does not bring its own.
@@ -71,6 +81,11 @@ class Engine:
     if they were float32, so that "float32" gives the same bits from more memory; "bfloat16" and
     "int8" (groups of 32 with a scale each) round them. ``cache_dtype``: keys and values in
     "float32" or "bfloat16". ``threads``: by default one per core; they never change the output.
+    ``backend``: "cpu", "transformers" (needs ``foretell[transformers]``), or "auto": the cpu
+    backend for the families it knows, else transformers; ``backend`` of the engine says which and
+    why. A loaded ``PreTrainedModel`` is run by transformers, and never changed; ``tokenizer`` is
+    its tokenizer then. ``device``, ``exact``, ``trust_remote_code`` (off) and
+    ``attn_implementation`` are that backend's, see docs/transformers.md.
     ``progress`` is called with notes about slow work.
 
     Safe to use from several threads; passes take turns. Raises a ForetellError before any
@@ -79,27 +94,36 @@ class Engine:
 
     def __init__(
         self,
-        model: str | Path | Model,
-        draft: str | Path | Model | None = None,
+        model: str | Path | Model | PreTrainedModel,
+        draft: str | Path | Model | PreTrainedModel | None = None,
         drafters: Sequence[str | Drafter] | None = None,
         dtype: str = "native",
         threads: int | None = None,
         *,
-        tokenizer: str | Path | Tokenizer | None = None,
+        tokenizer: str | Path | Tokenizer | PreTrainedTokenizerBase | None = None,
         cache_dtype: str = "float32",
+        backend: str = "auto",
+        device: str | None = None,
+        exact: bool | None = None,
+        trust_remote_code: bool = False,
+        attn_implementation: str | None = None,
         suffix_memory: SuffixMemory | None = None,
+        early_exit_layers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         if drafters is None:
             drafters = [*DEFAULT_DRAFTERS, *(["draft_model"] if draft is not None else [])]
-        _check_drafters(drafters, draft)
+        _check_drafters(drafters, draft, early_exit_layers)
         path = None if isinstance(tokenizer, Tokenizer) else tokenizer
-        settings = {"dtype": dtype, "threads": threads, "cache_dtype": cache_dtype}
-        self.model = _load(model, path, progress, settings)
+        options = LoadOptions(
+            dtype, threads, cache_dtype, backend, device, exact, trust_remote_code,
+            attn_implementation,
+        )  # fmt: skip
+        self.model, self.backend = load_model(model, options, path, progress)
         if isinstance(tokenizer, Tokenizer):
             self.tokenizer: Tokenizer | None = tokenizer
         elif isinstance(model, Model) and tokenizer is not None:
-            self.tokenizer = Tokenizer.from_file(tokenizer)
+            self.tokenizer = Tokenizer.from_file(cast("str | Path", tokenizer))
         else:
             self.tokenizer = self.model.tokenizer
         if self.tokenizer is not None and self.tokenizer.vocab_size > self.model.vocab_size:
@@ -107,10 +131,11 @@ class Engine:
                 f"the tokenizer has ids up to {self.tokenizer.vocab_size - 1}, but the model only "
                 f"{self.model.vocab_size} embeddings; pass the tokenizer the model was trained with"
             )
-        self.draft = None if draft is None else _load(draft, None, progress, settings)
+        self.draft = None if draft is None else load_model(draft, options, None, progress)[0]
         if self.draft is not None:
-            self._check_same_vocabulary(self.draft)
+            self._check_vocabularies(self.draft)
         self.suffix_memory = suffix_memory
+        self._early_exit_layers = early_exit_layers
         self.drafters: list[Drafter] = [self._drafter(entry) for entry in drafters]
         models = [self.model] if self.draft is None else [self.model, self.draft]
         self._profile = Profile.of(models)
@@ -313,12 +338,14 @@ class Engine:
             )
             for _ in range(2)
         )
+        stats, near = Stats(), self.model.near_tie_gap
+        sampler: Sampler = NearTies(ours, near, stats) if near > 0 else ours
         drawing = DraftSampler(theirs, self.model.vocab_size, shares_noise=rule.same_tokens)
         policy = self._policy(num_draft_tokens, drafters, rule, drawing)
         return Request(
             session,
             tokens,
-            ours,
+            sampler,
             policy,
             stops,
             is_cancelled or (lambda: False),
@@ -326,6 +353,7 @@ class Engine:
             seed=seed,
             num_logprobs=params.logprobs,
             num_prompt_logprobs=params.prompt_logprobs,
+            stats=stats,
         )
 
     def _policy(
@@ -361,20 +389,14 @@ class Engine:
                 rest, result = answer.finish(requests[0].prompt_logprobs)
                 yield Event(rest, step=request.stats.num_steps, index=index, result=result)
 
-    def _check_same_vocabulary(self, draft: Model) -> None:
-        if self.tokenizer is None or draft.tokenizer is None:
-            if draft.vocab_size != self.model.vocab_size:
-                raise VocabularyMismatchError(
-                    f"the draft model has {draft.vocab_size} token ids, the target "
-                    f"{self.model.vocab_size}, and there are no tokenizers to compare; use a "
-                    "draft model of the same family"
-                )
-            return
-        difference = self.tokenizer.same_vocabulary(draft.tokenizer)
-        if difference is not None:
+    def _check_vocabularies(self, draft: Model) -> None:
+        """Tokenizers that differ can be gone between; without them the ids have to agree."""
+        compared = self.tokenizer is not None and draft.tokenizer is not None
+        if not compared and draft.vocab_size != self.model.vocab_size:
             raise VocabularyMismatchError(
-                f"draft and target use different tokenizers: {difference}. Use a draft model of "
-                "the same family as the target"
+                f"the draft model has {draft.vocab_size} token ids, the target "
+                f"{self.model.vocab_size}, and there are no tokenizers to go between them; use a "
+                "draft model of the same family"
             )
 
     def _drafter(self, entry: str | Drafter) -> Drafter:
@@ -388,7 +410,12 @@ class Engine:
             return Recycling()
         if entry == "ngram":
             return Ngram()
+        if entry == "early_exit":
+            return EarlyExitDrafter(self.model.early_exit(self._early_exit_layers))
         assert self.draft is not None
+        ours, theirs = self.tokenizer, self.draft.tokenizer
+        if ours is not None and theirs is not None and ours.same_vocabulary(theirs) is not None:
+            return TextDraft(self.draft, theirs, ours)
         known = self.model.vocab_size if self.tokenizer is None else self.tokenizer.vocab_size
         return DraftModel(self.draft, known)
 
@@ -471,7 +498,9 @@ class Chat:
             self.session = self.engine.model.new_session()
 
 
-def _check_drafters(drafters: Sequence[str | Drafter], draft: object) -> None:
+def _check_drafters(
+    drafters: Sequence[str | Drafter], draft: object, early_exit_layers: object = None
+) -> None:
     if not isinstance(drafters, list | tuple):
         raise OptionError(f"drafters is {drafters!r}; use a list, drafters=[{drafters!r}]")
     for entry in drafters:
@@ -481,27 +510,16 @@ def _check_drafters(drafters: Sequence[str | Drafter], draft: object) -> None:
         raise OptionError(
             "the drafter 'draft_model' needs a draft model: pass one (draft=..., --draft MODEL)"
         )
+    if early_exit_layers is not None and "early_exit" not in drafters:
+        raise OptionError(
+            f"early_exit_layers is {shown(early_exit_layers)}, but 'early_exit' is not among the "
+            "drafters; name it too, or leave the number out"
+        )
     if draft is not None and "draft_model" not in drafters:
         raise OptionError(
             "a draft model was given, but 'draft_model' is not among the drafters; name it too, or "
             "leave the draft model out"
         )
-
-
-def _load(
-    model: str | Path | Model,
-    tokenizer: str | Path | None,
-    progress: Progress | None,
-    settings: dict[str, Any],
-) -> Model:
-    if isinstance(model, Model):
-        return model
-    for name in ("dtype", "cache_dtype"):
-        if not isinstance(settings[name], str):
-            raise OptionError(f"{name} is {shown(settings[name])}; use one of its names")
-    from foretell.backends import cpu  # compiling takes a moment; a Model of one's own needs none
-
-    return cpu.load(model, tokenizer=tokenizer, progress=progress, **settings)
 
 
 def _token_list(prompt: Iterable[int] | None, vocab_size: int) -> list[int]:

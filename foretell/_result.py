@@ -48,6 +48,9 @@ class Stats:
     decode_seconds: float = 0.0
     model_seconds: float = 0.0
     """The part of ``decode_seconds`` spent in the target's passes."""
+    num_near_ties: int | None = None
+    """Positions whose two best logits were closer than a pass of many tokens moves them: there
+    the output may differ from plain decoding's. None where a backend is exact."""
     policy: dict[str, Any] = field(default_factory=dict)
     """What the policy decided and why; empty where the draft length was fixed. docs/policy.md
     explains the fields."""
@@ -101,6 +104,7 @@ class Stats:
             "decode_seconds": self.decode_seconds,
             "model_seconds": self.model_seconds,
             "tokens_per_second": self.tokens_per_second,
+            **({} if self.num_near_ties is None else {"num_near_ties": self.num_near_ties}),
             **({"policy": self.policy} if self.policy else {}),
         }
 

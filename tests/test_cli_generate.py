@@ -179,7 +179,7 @@ class TestErrors:
                 ["x", "--drafter", "nobody"],
                 b"",
                 "unknown drafter 'nobody'; the drafters are suffix, recycling, "
-                "prompt_lookup, draft_model, ngram",
+                "prompt_lookup, draft_model, ngram, early_exit",
             ),
             (
                 ["x", "--stop", ""],

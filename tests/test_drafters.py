@@ -15,8 +15,8 @@ from helpers_core import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell import Draft, Engine, OptionError, VocabularyMismatchError
-from foretell.drafters import DraftModel, PromptLookup
+from foretell import CapabilityError, Draft, Engine, OptionError, VocabularyMismatchError
+from foretell.drafters import DraftModel, PromptLookup, TextDraft
 
 # --- Prompt lookup -------------------------------------------------------------------
 
@@ -231,12 +231,41 @@ def with_tokenizer(vocab_size, pieces):
     return model
 
 
-def test_other_tokens_under_the_same_ids_are_refused():
-    target = with_tokenizer(3, [b"a", b"b", b"c"])
-    with pytest.raises(VocabularyMismatchError, match="id 1 is 'b' here and 'x' there"):
-        Engine(target, draft=with_tokenizer(3, [b"a", b"x", b"c"]))
-    with pytest.raises(VocabularyMismatchError, match="id 2 is 'c' here and unused there"):
-        Engine(target, draft=with_tokenizer(3, [b"a", b"b"]))
+def test_a_draft_model_of_other_tokens_drafts_text():
+    target = successor_table([1, 2, 3, 0])  # abcdabcd...
+    target.tokenizer = tokenizer_of([b"a", b"b", b"c", b"d"])
+    draft = successor_table([3, 0, 1, 2])  # the same letters, numbered from the other end
+    draft.tokenizer = tokenizer_of([b"d", b"c", b"b", b"a"])
+    engine = Engine(target, draft=draft, drafters=["draft_model"])
+    result = engine.generate([0], num_draft_tokens=3, max_tokens=13)
+    assert result.token_ids == [1, 2, 3, 0] * 3 + [1]
+    assert result.stats.num_accepted_tokens == result.stats.num_draft_tokens == 9
+    assert isinstance(engine.drafters[0], TextDraft)
+
+
+def test_longer_tokens_of_the_draft_model_are_cut_into_the_targets():
+    target = successor_table([1, 2, 3, 0])
+    target.tokenizer = tokenizer_of([b"a", b"b", b"c", b"d"])
+    pieces = [b"a", b"b", b"c", b"d", b"ab", b"cd"]
+    draft = successor_table([1, 2, 3, 4, 5, 4])  # d ab cd ab cd ...
+    draft.tokenizer = tokenizer_of(pieces, merges=[("a", "b"), ("c", "d")])
+    engine = Engine(target, draft=draft, drafters=["draft_model"])
+    result = engine.generate([0, 1, 2, 3], num_draft_tokens=4, max_tokens=16)
+    assert result.token_ids == [0, 1, 2, 3] * 4
+    assert result.stats.num_accepted_tokens >= 9
+
+
+@pytest.mark.parametrize("setting", [{}, {"temperature": 0.9, "seed": 4}])
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_of_other_tokens_never_change_the_output(seed, setting):
+    target = random_table(4, 2, seed)
+    target.tokenizer = tokenizer_of([b"a", b"b", b"c", b"\xc3"])  # half a character among them
+    draft = random_table(3, 1, seed + 50)
+    draft.tokenizer = tokenizer_of([b"c", b"a", b"b"])
+    engine = Engine(target, draft=draft, drafters=["draft_model"])
+    plain = engine.generate([0, 2], num_draft_tokens=0, max_tokens=60, **setting)
+    drafted = engine.generate([0, 2], num_draft_tokens=4, max_tokens=60, **setting)
+    assert drafted.token_ids == plain.token_ids
 
 
 def test_equal_tokens_in_padded_vocabularies_are_fine():
@@ -251,3 +280,16 @@ def test_equal_tokens_in_padded_vocabularies_are_fine():
 def test_without_tokenizers_the_sizes_must_agree():
     with pytest.raises(VocabularyMismatchError, match="4 token ids, the target 3"):
         Engine(random_table(3, 1, 0), draft=random_table(4, 1, 0))
+
+
+# --- The target's own first layers ---------------------------------------------------
+
+
+def test_a_model_that_cannot_be_left_early_says_which_can():
+    with pytest.raises(CapabilityError, match="backend='transformers'"):
+        Engine(random_table(3, 1, 0), drafters=["early_exit"])
+
+
+def test_a_number_of_layers_without_the_drafter_is_refused():
+    with pytest.raises(OptionError, match="'early_exit' is not among the drafters"):
+        Engine(random_table(3, 1, 0), early_exit_layers=2)

@@ -57,13 +57,18 @@ MAY_IMPORT = {
     "_demo": "_errors _cache _pip",
     "_hub": "_errors _cache _demo",
     # Implementations: interfaces only; never the loop, the engine or one another.
-    "drafters": "_errors _fork _sampling _model _draft _verify _proposal",
+    "drafters": "_errors _fork _sampling _model _draft _verify _proposal _tokenizer",
     "backends/table": "_errors _model",
     "backends/cpu": "_errors _memory _model _tokenizer _cache _hub",
+    # The cpu backend's kernels, as operators of torch: written once.
+    "backends/transformers": "_errors _model _tokenizer backends/cpu",
+    "_loading": "_errors _model backends/cpu backends/transformers",
+    "_near_ties": "_noise _result _sampling",
     # The one place where it all meets, and what stands on it.
     "_engine": (
         "_errors _logprobs _sampling _model _draft _verify _result _stop _policy "
-        "_auto_policy _profile _request _decode _tokenizer _stream_decoder drafters backends/cpu"
+        "_auto_policy _profile _request _decode _tokenizer _stream_decoder drafters _loading "
+        "_near_ties"
     ),
     "check": (
         "_errors _version _noise _logprobs _sampling _model _draft _verify _policy _result _stop "
@@ -81,21 +86,21 @@ MAY_IMPORT = {
     # For reading: the method in NumPy, independent of all of the above.
     "reference": "",
 }
-FOLDERS = ("drafters", "backends/cpu", "cli", "server", "bench", "check")
+FOLDERS = ("drafters", "backends/cpu", "backends/transformers", "cli", "server", "bench", "check")
 EMPTY = ("backends",)  # a namespace, nothing more
 
 # Libraries outside the standard one, and the only parts that may import them.
 LIBRARIES = {
     "numpy": (
-        "_noise _support _logprobs _sampling _model _draft _verify _policy drafters "
-        "backends/table backends/cpu check reference"
+        "_noise _support _logprobs _sampling _model _draft _verify _policy _near_ties drafters "
+        "backends/table backends/cpu backends/transformers check reference"
     ),
     "numba": "backends/cpu",
     "llvmlite": "backends/cpu",
     "psutil": "_memory",
     "safetensors": "backends/cpu",
     "gguf": "backends/cpu",
-    "tokenizers": "_tokenizer _stream_decoder backends/cpu",
+    "tokenizers": "_tokenizer _stream_decoder backends/cpu backends/transformers",
     "jinja2": "_template_sandbox",
     "huggingface_hub": "_hub",
     "filelock": "_demo",
@@ -107,9 +112,9 @@ LIBRARIES = {
     "uvicorn": "server",
     "pydantic": "server",
     "prometheus_client": "server",
-    # Extras, each in one file.
-    "torch": "check",
-    "transformers": "check",
+    # Extras; the engine only names their types.
+    "torch": "check backends/transformers",
+    "transformers": "check backends/transformers _loading _engine",
 }
 
 
@@ -175,15 +180,14 @@ def test_a_library_is_imported_only_where_it_is_needed(module):
         assert part in LIBRARIES.get(library, "").split(), f"{part} must not import {library}"
 
 
-def test_an_extra_is_imported_in_one_file_and_there_only_when_it_is_used():
+def test_an_extra_is_imported_only_when_it_is_used():
     for module, tree in MODULES.items():
-        outside = {name.split(".")[0] for name in imports(tree)}
-        if module != "foretell.check._transformers":
-            assert not outside & {"torch", "transformers"}, module
-        assert not {name.split(".")[0] for name in imports(tree, running=True)} & {
-            "torch",
-            "transformers",
-        }, module
+        if part_of(module) == "backends/transformers":
+            continue  # which is imported itself when it is used, see below
+        loaded = set(imports(tree, running=True))
+        assert not {name.split(".")[0] for name in loaded} & {"torch", "transformers"}, module
+        parts = {part_of(name) for name in loaded if name.startswith("foretell")}
+        assert "backends/transformers" not in parts, module
 
 
 def test_drafters_do_not_import_one_another():

@@ -59,6 +59,7 @@ DRAFTER_NOTES = {
     "prompt_lookup": "like suffix, the latest match alone",
     "draft_model": "asks the small model of --draft",
     "ngram": "guesses from word counts of the text, also where nothing repeats",
+    "early_exit": "the first layers of the model itself; backend transformers",
 }
 
 Model = Annotated[
@@ -104,8 +105,56 @@ NumDraftTokens = Annotated[
     ),
 ]
 Dtype = Annotated[
-    Literal["native", "float32", "bfloat16", "int8"],
-    typer.Option(help="What the weights are kept in; native is as the file has them."),
+    Literal["native", "float32", "bfloat16", "float16", "int8"],
+    typer.Option(
+        help="What the weights are kept in; native is as the file has them. int8 is the cpu "
+        "backend's, float16 the other's."
+    ),
+]
+Backend = Annotated[
+    Literal["auto", "cpu", "transformers"],
+    typer.Option(
+        help="Who runs the model: cpu knows a few families, transformers (an extra: pip install "
+        "'foretell[transformers]') runs the rest, and GPUs."
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Where torch runs it, such as cuda.", show_default="the processor"
+    ),
+]
+Exact = Annotated[
+    bool | None,
+    typer.Option(
+        "--exact/--no-exact",
+        help="With transformers: whether a token's numbers must not depend on the rest of a pass.",
+        show_default="where that is possible: float32 on the processor",
+    ),
+]
+Attention = Annotated[
+    str | None,
+    typer.Option(
+        "--attn-implementation",
+        metavar="NAME",
+        help="With transformers: its attention, such as eager or sdpa.",
+        show_default="Foretell's",
+    ),
+]
+RemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="With transformers: run Python code that comes with a model."
+    ),
+]
+EarlyExitLayers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Layers of the drafter early_exit.",
+        show_default="a third of the model's",
+    ),
 ]
 Threads = Annotated[
     int | None,
@@ -204,6 +253,12 @@ def generate(
     dtype: Dtype = "native",
     threads: Threads = None,
     tokenizer: TokenizerFile = None,
+    backend: Backend = "auto",
+    device: Device = None,
+    exact: Exact = None,
+    attn_implementation: Attention = None,
+    trust_remote_code: RemoteCode = False,
+    early_exit_layers: EarlyExitLayers = None,
     max_tokens: MaxTokens = DEFAULT_MAX_TOKENS,
     temperature: Temperature = DEFAULTS.temperature,
     top_p: TopP = DEFAULTS.top_p,
@@ -261,7 +316,20 @@ def generate(
         run = _compare.compare if compare else _generate.generate
         if compare:
             request = _compare.comparable(request)
-        options = _load.ModelOptions(model, draft, tuple(drafter or ()), dtype, threads, tokenizer)
+        options = _load.ModelOptions(
+            model,
+            draft,
+            tuple(drafter or ()),
+            dtype,
+            threads,
+            tokenizer,
+            backend=backend,
+            device=device,
+            exact=exact,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            early_exit_layers=early_exit_layers,
+        )
         code = run(_load.load_engine(options), request, as_json=json)
     raise typer.Exit(code)
 
@@ -275,6 +343,12 @@ def chat(
     dtype: Dtype = "native",
     threads: Threads = None,
     tokenizer: TokenizerFile = None,
+    backend: Backend = "auto",
+    device: Device = None,
+    exact: Exact = None,
+    attn_implementation: Attention = None,
+    trust_remote_code: RemoteCode = False,
+    early_exit_layers: EarlyExitLayers = None,
     max_tokens: MaxTokens = DEFAULT_MAX_TOKENS,
     temperature: Temperature = DEFAULTS.temperature,
     top_p: TopP = DEFAULTS.top_p,
@@ -306,7 +380,20 @@ def chat(
             stop=check_texts(stop, "--stop"),
         )
         refuse_ignored(sampling, verification, num_draft_tokens, drafter or (), draft)
-        options = _load.ModelOptions(model, draft, tuple(drafter or ()), dtype, threads, tokenizer)
+        options = _load.ModelOptions(
+            model,
+            draft,
+            tuple(drafter or ()),
+            dtype,
+            threads,
+            tokenizer,
+            backend=backend,
+            device=device,
+            exact=exact,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            early_exit_layers=early_exit_layers,
+        )
         code = _chat.chat(
             _load.load_engine(options),
             check_text(system, "--system"),
@@ -325,6 +412,12 @@ def check(
     dtype: Dtype = "native",
     threads: Threads = None,
     tokenizer: TokenizerFile = None,
+    backend: Backend = "auto",
+    device: Device = None,
+    exact: Exact = None,
+    attn_implementation: Attention = None,
+    trust_remote_code: RemoteCode = False,
+    early_exit_layers: EarlyExitLayers = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -371,7 +464,20 @@ def check(
         from foretell.cli import _check
 
         code = _check.check(
-            _load.ModelOptions(model, draft, tuple(drafter or ()), dtype, threads, tokenizer),
+            _load.ModelOptions(
+                model,
+                draft,
+                tuple(drafter or ()),
+                dtype,
+                threads,
+                tokenizer,
+                backend=backend,
+                device=device,
+                exact=exact,
+                attn_implementation=attn_implementation,
+                trust_remote_code=trust_remote_code,
+                early_exit_layers=early_exit_layers,
+            ),
             _check.Others(endpoint, reference, transformers),
             prompts,
             quick=quick,
@@ -417,6 +523,12 @@ def serve(
     dtype: Dtype = "native",
     threads: Threads = None,
     tokenizer: TokenizerFile = None,
+    backend: Backend = "auto",
+    device: Device = None,
+    exact: Exact = None,
+    attn_implementation: Attention = None,
+    trust_remote_code: RemoteCode = False,
+    early_exit_layers: EarlyExitLayers = None,
     max_running: Annotated[
         int, typer.Option(min=1, metavar="N", help="Most completions to work on at a time.")
     ] = SERVER.max_running,
@@ -494,7 +606,19 @@ def serve(
 
         code = _serve.serve(
             _load.ModelOptions(
-                model, draft, tuple(drafter or ()), dtype, threads, tokenizer, remembers=True
+                model,
+                draft,
+                tuple(drafter or ()),
+                dtype,
+                threads,
+                tokenizer,
+                remembers=True,
+                backend=backend,
+                device=device,
+                exact=exact,
+                attn_implementation=attn_implementation,
+                trust_remote_code=trust_remote_code,
+                early_exit_layers=early_exit_layers,
             ),
             host,
             port,

@@ -22,6 +22,12 @@ class ModelOptions:
     tokenizer: Path | None
     remembers: bool = False
     """Draft from earlier outputs, too, each owner's apart."""
+    backend: str = "auto"
+    device: str | None = None
+    exact: bool | None = None
+    attn_implementation: str | None = None
+    trust_remote_code: bool = False
+    early_exit_layers: int | None = None
 
 
 def load_engine(options: ModelOptions) -> Engine:
@@ -34,6 +40,12 @@ def load_engine(options: ModelOptions) -> Engine:
             options.dtype,
             options.threads,
             tokenizer=options.tokenizer,
+            backend=options.backend,
+            device=options.device,
+            exact=options.exact,
+            attn_implementation=options.attn_implementation,
+            trust_remote_code=options.trust_remote_code,
+            early_exit_layers=options.early_exit_layers,
             suffix_memory=SuffixMemory() if options.remembers else None,
             progress=progress,
         )
