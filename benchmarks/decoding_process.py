@@ -24,9 +24,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-sys.path.append(str(Path(__file__).resolve().parent))
+# At the end: what this Python has comes first.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from _watch import Watch
+from foretell.bench._watch import Watch
 
 INSTALL = 'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-binary llama-cpp-python llama-cpp-python'
 LONGEST = 2048

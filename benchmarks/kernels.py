@@ -10,7 +10,6 @@ the same round. See benchmarks/README.md for what each number means.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import datetime
 import json
 import os
@@ -19,34 +18,27 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from _machine import (
+from rich.console import Console
+from rich.table import Table
+
+from foretell._model import Rows
+from foretell.backends.cpu._buffers import MAX_ROWS
+from foretell.backends.cpu._model import load
+from foretell.backends.cpu._pool import default_threads
+from foretell.backends.cpu._session import CpuSession
+from foretell.bench._limits import Bandwidth, MatrixProduct, Work, filled_session, work_of
+from foretell.bench._machine import (
     MOST_CORES_USED_BY_OTHERS,
-    Bandwidth,
-    MatrixProduct,
     command_line,
     load_average,
     machine,
     seconds_of_others,
     versions,
 )
-from _watch import MOST_WAITING, Sample, Watch
-from rich.console import Console
-from rich.table import Table
-
-from foretell._model import Rows
-from foretell.backends.cpu import _pass
-from foretell.backends.cpu._buffers import MAX_ROWS
-from foretell.backends.cpu._formats import row_bytes
-from foretell.backends.cpu._layout import EMBEDDING, HEAD, expected_tensors
-from foretell.backends.cpu._model import CpuModel, load
-from foretell.backends.cpu._pool import default_threads
-from foretell.backends.cpu._session import CpuSession
-from foretell.backends.cpu._weights import to_bfloat16
+from foretell.bench._watch import MOST_WAITING, Sample, Watch
 
 DTYPES = ("float32", "bfloat16", "int8", "native")
 PARTS = ("passes", "attention", "prefill", "profile")
@@ -70,91 +62,7 @@ Entry = dict[str, Any]
 """What was measured, under which settings, and how: one line of a round."""
 
 
-# --- What a pass has to read and to compute ---------------------------------------------
-
-
-@dataclass(frozen=True)
-class Work:
-    """Bytes and operations of a model's passes, known from its shape."""
-
-    weight_bytes: int
-    """Read by every pass with logits; of an embedding of its own only rows are read."""
-    position_bytes: int
-    """Keys and values of one position, read by every pass."""
-    row_operations: int
-    """Two for each parameter a token uses, the head among them."""
-    head_operations: int
-    position_operations: int
-    """Of one row with one position."""
-    part_bytes: dict[str, int]
-    """Weights of the parts that ``profile`` tells apart."""
-
-    def pass_bytes(self, context: int) -> int:
-        return self.weight_bytes + context * self.position_bytes
-
-    def operations(self, context: int, width: int) -> int:
-        return width * (self.row_operations + context * self.position_operations)
-
-    def prefill_operations(self, tokens: int) -> int:
-        """Two for each parameter used; the head works for the last token alone."""
-        return tokens * (self.row_operations - self.head_operations) + self.head_operations
-
-
-def work_of(model: CpuModel) -> Work:
-    """What the passes of a loaded model read and compute."""
-    config, weights = model.config, model.weights
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    head = HEAD if not config.tied else EMBEDDING
-    matrices = {
-        name: shape
-        for name, shape in expected_tensors(config).items()
-        if len(shape) == 2 and (name != EMBEDDING or head == EMBEDDING)
-    }
-    head_operations = 2 * int(np.prod(matrices[head]))
-    embedding_bytes = config.vocab_size * row_bytes(weights.embedding_kind, hidden)
-    shapes = {  # outputs and inputs, in the order of the table of the layers' weights
-        "queries, keys, values": ((queries, hidden), (keys, hidden), (keys, hidden)),
-        "attention output": ((hidden, queries),),
-        "gate and up": ((inner, hidden), (inner, hidden)),
-        "down": ((hidden, inner),),
-    }
-    part_bytes = dict.fromkeys(shapes, 0)
-    for row in weights.layers:
-        column = _pass.Q_KIND
-        for part, matrices_of_part in shapes.items():
-            for outputs, inputs in matrices_of_part:
-                part_bytes[part] += outputs * row_bytes(int(row[column]), inputs)
-                column += 1
-    part_bytes["head"] = config.vocab_size * row_bytes(weights.head_kind, hidden)
-    item = 2 if model.cache_dtype == "bfloat16" else 4
-    return Work(
-        weight_bytes=weights.num_bytes - (0 if config.tied else embedding_bytes),
-        position_bytes=config.num_layers * config.num_kv_heads * 2 * config.head_dim * item,
-        row_operations=2 * sum(int(np.prod(shape)) for shape in matrices.values()),
-        head_operations=head_operations,
-        position_operations=4 * config.num_layers * queries,
-        part_bytes=part_bytes,
-    )
-
-
 # --- Measuring --------------------------------------------------------------------------
-
-
-def filled_session(model: CpuModel, context: int) -> CpuSession:
-    """A session of that length whose cache holds random numbers: no pass depends on which."""
-    session = model.new_session()
-    session.reserve(context)
-    page = np.empty((), model.page_type)
-    random = np.random.default_rng(1)
-    for name in ("keys", "values"):
-        numbers = random.standard_normal(page[name].shape, np.float32)
-        page[name] = to_bfloat16(numbers) if model.cache_dtype == "bfloat16" else numbers
-    for address in session.page_addresses.tolist():
-        ctypes.memmove(address, page.ctypes.data, page.nbytes)
-    session.add(context, None)
-    session.keep(range(context))
-    return session
 
 
 class Subject:

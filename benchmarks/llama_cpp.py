@@ -22,17 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
-from _machine import (
-    MOST_CORES_USED_BY_OTHERS,
-    command_line,
-    load_average,
-    machine,
-    seconds_of_others,
-    versions,
-)
-from _watch import MOST_WAITING
 from rich.console import Console
 from rich.table import Table
 
@@ -40,6 +29,16 @@ from foretell._cache import models_directory
 from foretell._hub import demo_path
 from foretell.backends.cpu._checkpoint import open_checkpoint
 from foretell.backends.cpu._pool import default_threads
+from foretell.bench._convert import converted
+from foretell.bench._machine import (
+    MOST_CORES_USED_BY_OTHERS,
+    command_line,
+    load_average,
+    machine,
+    seconds_of_others,
+    versions,
+)
+from foretell.bench._watch import MOST_WAITING
 
 HERE = Path(__file__).resolve().parent
 FEWEST_STEPS = 20  # undisturbed ones in all, for a median that counts
@@ -69,44 +68,11 @@ WIDTHS = {
     "q8_0": Width("Q8_0", ("int8", "native"), 1.1),
     "q4_1": Width(None, ("native",), 1.3),
 }
-FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7}
-
-
-def convert(source: Path, target: Path, kind: str) -> None:
-    """The same model with every matrix in one type, and all else as it was."""
-    reader = gguf.GGUFReader(source)
-    stored_kind = gguf.GGMLQuantizationType[kind]
-    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
-    for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name == "general.architecture":
-            continue
-        value = FILE_TYPES[kind] if field.name == "general.file_type" else field.contents()
-        inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, value, field.types[0], inner)
-    for tensor in reader.tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        if values.ndim > 1:
-            stored = gguf.quants.quantize(values, stored_kind)
-            writer.add_tensor(tensor.name, stored, raw_dtype=stored_kind)
-        else:
-            writer.add_tensor(tensor.name, values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def file_of(width: Width, source: Path, folder: Path) -> Path:
     """The model's file in a width, converted if it is not there yet."""
-    if width.file_type is None:
-        return source
-    target = folder / f"{source.name.removesuffix('.gguf')}-as-{width.file_type}.gguf"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(".partial")
-        convert(source, partial, width.file_type)
-        partial.rename(target)
-    return target
+    return source if width.file_type is None else converted(source, width.file_type, folder)
 
 
 class Engine:

@@ -21,21 +21,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _machine import (
-    MOST_CORES_USED_BY_OTHERS,
-    Bandwidth,
-    load_average,
-    machine,
-    seconds_of_others,
-    versions,
-)
-from _watch import Watch
 from rich.console import Console
 from rich.table import Table
 
 from foretell import Engine
 from foretell._hub import demo_path
 from foretell._model import Model, Rows
+from foretell.bench._limits import Bandwidth
+from foretell.bench._machine import (
+    MOST_CORES_USED_BY_OTHERS,
+    load_average,
+    machine,
+    seconds_of_others,
+    versions,
+)
+from foretell.bench._watch import Watch
 
 DTYPES = ("float32", "bfloat16")
 ITEMSIZE = {"float32": 4, "bfloat16": 2}

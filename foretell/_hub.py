@@ -5,12 +5,13 @@ Only configs, safetensors and tokenizers are ever fetched from the hub; no pickl
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from foretell._demo import cached_demo, demo_path
 from foretell._errors import DownloadError, ModelNotFoundError
@@ -29,6 +30,7 @@ _FILES = [
     "chat_template.json",
     "LICENSE*",
 ]
+_HASHED = (".safetensors", ".json", ".gguf")
 # Other copies of the same weights, which repositories keep beside the ones that are read.
 _OTHER_COPIES = ["*/*", "consolidated*"]
 
@@ -145,6 +147,38 @@ def snapshot_path(name: str, *, revision: str | None = None) -> Path:
         # The hub's client raises its HTTP library's own errors too, of which we import none.
         raise DownloadError(f"{name} could not be fetched from the hub ({error})") from error
     return Path(folder)
+
+
+def files_hash(source: str | Path) -> str | None:
+    """SHA-256 of a model's file; of a folder, of its files' names and contents in order."""
+    path = files_of(source)
+    if path is None:
+        return None
+    whole = hashlib.sha256()
+    if path.is_file():
+        _add_file(whole, path)
+    else:
+        for file in sorted(path.iterdir()):
+            if file.suffix in _HASHED and file.is_file():
+                whole.update(file.name.encode() + b"\0")
+                _add_file(whole, file)
+    return "sha256:" + whole.hexdigest()
+
+
+def files_of(source: str | Path) -> Path | None:
+    """The file or folder of a model, fetched if it is not there yet; None for what is no name."""
+    path = Path(source)
+    if path.exists():
+        return path
+    if str(source) == DEMO:
+        return demo_path()
+    return snapshot_path(str(source)) if is_repository_name(str(source)) else None
+
+
+def _add_file(whole: Any, file: Path) -> None:
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            whole.update(chunk)
 
 
 def _cached_repositories() -> list[CachedModel]:

@@ -14,7 +14,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "cli.md"
-COMMANDS = ("", "generate", "chat", "serve", "check", "models", "models pull", "models where")
+COMMANDS = (
+    "",
+    "generate",
+    "chat",
+    "serve",
+    "check",
+    "bench",
+    "bench report",
+    "tune",
+    "models",
+    "models pull",
+    "models where",
+)
 HEADER = """# The command line
 
 Written by `make docs` from the commands' own help; edit the help, not this file.

@@ -78,7 +78,11 @@ MAY_IMPORT = {
         "_errors _version _sampling _model _draft _verify _result _logprobs _request _batch "
         "_auto_policy _engine"
     ),
-    "cli": "_errors _version _memory _sampling _verify _result _engine _hub drafters check server",
+    "bench": "_errors _version _cache _hub _model _tokenizer _result _engine backends/cpu",
+    "cli": (
+        "_errors _version _memory _sampling _verify _result _engine _hub drafters check server "
+        "bench"
+    ),
     "__main__": "cli",
     "__init__": (
         "_version _errors _logprobs _sampling _model _draft _verify _result _tokenizer _engine"
@@ -93,13 +97,13 @@ EMPTY = ("backends",)  # a namespace, nothing more
 LIBRARIES = {
     "numpy": (
         "_noise _support _logprobs _sampling _model _draft _verify _policy _near_ties drafters "
-        "backends/table backends/cpu backends/transformers check reference"
+        "backends/table backends/cpu backends/transformers check bench reference"
     ),
-    "numba": "backends/cpu",
+    "numba": "backends/cpu bench",
     "llvmlite": "backends/cpu",
-    "psutil": "_memory",
+    "psutil": "_memory bench",
     "safetensors": "backends/cpu",
-    "gguf": "backends/cpu",
+    "gguf": "backends/cpu bench",
     "tokenizers": "_tokenizer _stream_decoder backends/cpu backends/transformers",
     "jinja2": "_template_sandbox",
     "huggingface_hub": "_hub",
@@ -113,8 +117,12 @@ LIBRARIES = {
     "pydantic": "server",
     "prometheus_client": "server",
     # Extras; the engine only names their types.
-    "torch": "check backends/transformers",
-    "transformers": "check backends/transformers _loading _engine",
+    "torch": "check bench backends/transformers",
+    "transformers": "check bench backends/transformers _loading _engine",
+    "accelerate": "bench",
+    "openvino": "bench",
+    "openvino_genai": "bench",
+    "matplotlib": "bench",
 }
 
 
@@ -180,14 +188,32 @@ def test_a_library_is_imported_only_where_it_is_needed(module):
         assert part in LIBRARIES.get(library, "").split(), f"{part} must not import {library}"
 
 
+EXTRAS = {"torch", "transformers", "accelerate", "openvino", "openvino_genai", "matplotlib"}
+
+
 def test_an_extra_is_imported_only_when_it_is_used():
     for module, tree in MODULES.items():
         if part_of(module) == "backends/transformers":
             continue  # which is imported itself when it is used, see below
         loaded = set(imports(tree, running=True))
-        assert not {name.split(".")[0] for name in loaded} & {"torch", "transformers"}, module
+        assert not {name.split(".")[0] for name in loaded} & EXTRAS, module
         parts = {part_of(name) for name in loaded if name.startswith("foretell")}
         assert "backends/transformers" not in parts, module
+
+
+@pytest.mark.parametrize("worker", ["transformers", "openvino", "llama_server", "openai"])
+def test_what_runs_in_another_environment_needs_only_the_standard_library(worker):
+    seen, waiting = set(), [f"foretell.bench._{worker}_worker"]
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        names = list(imports(MODULES[module], running=True))
+        outside = {name.split(".")[0] for name in names} - {"foretell", "__future__"}
+        assert outside <= set(sys.stdlib_module_names), module
+        waiting += [name for name in names if name.startswith("foretell")]
+    assert "foretell.bench._protocol" in seen
 
 
 def test_drafters_do_not_import_one_another():

@@ -132,12 +132,17 @@ def test_dependencies_are_those_that_are_imported():
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 imported.add((node.module or "").split(".")[0])
-    # Numba brings llvmlite, in the one version that fits it.
-    outside = imported - set(sys.stdlib_module_names) - {"foretell", "llvmlite"}
+    # Numba brings llvmlite and openvino-genai openvino, each in the one version that fits it.
+    brought = {"foretell", "llvmlite", "openvino"}
+    outside = {name.replace("_", "-") for name in imported - set(sys.stdlib_module_names) - brought}
     optional = PROJECT["optional-dependencies"]
-    extras = optional["transformers"] + optional["server"]
+    extras = [
+        name
+        for extra in ("transformers", "server", "openvino", "bench")
+        for name in optional[extra]
+    ]
     declared = {re.split(r"[<>=]", name)[0].lower() for name in PROJECT["dependencies"] + extras}
-    assert outside == declared
+    assert outside == {name.replace("_", "-") for name in declared}
 
 
 def test_the_supported_pythons_are_the_same_everywhere():

@@ -8,13 +8,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from foretell import _hub
 from foretell._engine import Engine
+from foretell._hub import files_hash
 from foretell._model import Model, Rows
 from foretell._version import __version__
 
 LIBRARIES = ("numpy", "numba", "llvmlite", "tokenizers")
-WEIGHTS = (".safetensors", ".json", ".gguf")
 
 
 def versions() -> dict[str, str]:
@@ -54,34 +53,3 @@ def logits_hash(model: Model) -> str:
     tokens = [token % model.vocab_size for token in range(min(4, model.max_length))]
     output = model.forward([Rows(session, tokens)])
     return "sha256:" + hashlib.sha256(output.logits.tobytes()).hexdigest()
-
-
-def files_hash(source: str | Path) -> str | None:
-    """SHA-256 of a model's file; of a folder, of its files' names and contents in order."""
-    path = _path(source)
-    if path is None:
-        return None
-    whole = hashlib.sha256()
-    if path.is_file():
-        _add(whole, path)
-    else:
-        for file in sorted(path.iterdir()):
-            if file.suffix in WEIGHTS and file.is_file():
-                whole.update(file.name.encode() + b"\0")
-                _add(whole, file)
-    return "sha256:" + whole.hexdigest()
-
-
-def _path(source: str | Path) -> Path | None:
-    path = Path(source)
-    if path.exists():
-        return path
-    if str(source) == _hub.DEMO:
-        return _hub.demo_path()
-    return _hub.snapshot_path(str(source)) if _hub.is_repository_name(str(source)) else None
-
-
-def _add(whole: Any, file: Path) -> None:
-    with file.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            whole.update(chunk)

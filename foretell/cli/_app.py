@@ -19,6 +19,10 @@ EXIT_CODES = (
     "Exit codes: 0 fine; 1 --compare found a difference; 2 could not run (the reason is on "
     "stderr); 130 interrupted with Ctrl-C."
 )
+BENCH_EXIT_CODES = (
+    "Exit codes: 0 fine; 1 foretell's output differed from its plain output; 2 could not run (the "
+    "reason is on stderr); 130 interrupted with Ctrl-C, and what was measured is reported."
+)
 CHECK_EXIT_CODES = (
     "Exit codes: 0 every guarantee held; 1 one is broken; 2 could not run, or not be trusted (the "
     "reason is on stderr, or in the report); 130 interrupted with Ctrl-C."
@@ -51,7 +55,13 @@ models_app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
 )
+bench_app = typer.Typer(
+    epilog=BENCH_EXIT_CODES,
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
 app.add_typer(models_app, name="models")
+app.add_typer(bench_app, name="bench")
 
 DRAFTER_NOTES = {
     "suffix": "what followed the same words earlier in the text",
@@ -638,6 +648,201 @@ def serve(
                 "allowed_hosts": tuple(allowed_host or ()),
                 "log_prompts": log_prompts,
             },
+        )
+    raise typer.Exit(code)
+
+
+@bench_app.callback()
+def bench(
+    context: typer.Context,
+    model: Model = "demo",
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ENGINE",
+            help="Engine to compare: foretell, transformers, llama.cpp, openvino, or openai (a "
+            "server). Alone it stands for all its modes; KIND:MODE is one of them; options "
+            "follow after commas, as in foretell:auto,dtype=int8. docs/bench.md has all. "
+            "Repeatable.",
+            show_default="foretell: plain and auto",
+        ),
+    ] = None,
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Questions: Spec-Bench's JSONL, or a text file with a prompt on each line.",
+            show_default="six of its own, for a quick look",
+        ),
+    ] = None,
+    category: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only questions of this category. Repeatable."),
+    ] = None,
+    per_category: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Only N questions of each category.", show_default="all"
+        ),
+    ] = None,
+    draft: DraftModel = None,
+    dtype: Dtype = "native",
+    threads: Threads = None,
+    tokenizer: TokenizerFile = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=2, metavar="N", help="Most tokens of an answer.")
+    ] = 128,
+    repetitions: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How often everything is measured.")
+    ] = 3,
+    temperature: Temperature = DEFAULTS.temperature,
+    top_p: TopP = DEFAULTS.top_p,
+    top_k: TopK = DEFAULTS.top_k,
+    min_p: MinP = DEFAULTS.min_p,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="The same for every engine that samples."),
+    ] = 0,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue questions as they are, without chat template.")
+    ] = False,
+    passes: Annotated[
+        bool,
+        typer.Option(
+            "--passes", help="Also measure T(k), a pass of k tokens, against the machine's limits."
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep the record here; report reads it again."),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write a page with tables and plots."),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the record instead of tables.")
+    ] = False,
+    transformers_python: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PYTHON", help="A Python that has torch and transformers, if this one has not."
+        ),
+    ] = None,
+    openvino_python: Annotated[
+        Path | None,
+        typer.Option(metavar="PYTHON", help="A Python that has openvino-genai."),
+    ] = None,
+    llama_server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="llama.cpp's llama-server.", show_default="the one on the path"
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Compare engines on the same prompts, in turn, and say how much faster each is.
+
+    Every engine runs in a process of its own; outputs are compared with the engine's own plain
+    output. Peers that are not installed are skipped. docs/bench.md explains the numbers.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with reported(debug):
+        from foretell.bench._engines import places_of
+        from foretell.cli import _bench
+        from foretell.cli._options import sampled
+
+        options = _bench.Options(
+            places=places_of(
+                model,
+                draft,
+                tokenizer,
+                threads,
+                llama_server,
+                {"transformers": transformers_python, "openvino": openvino_python},
+            ),
+            engines=tuple(engine or ()),
+            dtype=dtype,
+            workload=workload,
+            categories=tuple(category or ()),
+            per_category=per_category,
+            max_tokens=max_tokens,
+            repetitions=repetitions,
+            chat=not raw,
+            passes=passes,
+            output=output,
+            page=html,
+            sampling=sampled(temperature, top_p, top_k, min_p, seed),
+        )
+        code = _bench.bench(options, as_json=json)
+    raise typer.Exit(code)
+
+
+@bench_app.command("report", cls=Command, epilog=EXIT_CODES)
+def bench_report(
+    records: Annotated[
+        list[Path], typer.Argument(metavar="RECORD", help="What --output has written.")
+    ],
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write a page with tables and plots."),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the numbers as JSON instead of tables.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what records say, each by itself: runs at different times are not compared."""
+    with reported(debug):
+        from foretell.cli import _bench
+
+        code = _bench.report(records, html, as_json=json)
+    raise typer.Exit(code)
+
+
+@app.command(cls=Command, epilog=EXIT_CODES)
+def tune(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="'demo', a folder, a GGUF file, or a name on the hub."
+        ),
+    ],
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Prompts like yours, one on a line, or Spec-Bench's JSONL.",
+            show_default="six of its own",
+        ),
+    ] = None,
+    draft: DraftModel = None,
+    dtype: Dtype = "native",
+    threads: Threads = None,
+    tokenizer: TokenizerFile = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=2, metavar="N", help="Most tokens of an answer.")
+    ] = 64,
+    repetitions: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How often everything is measured.")
+    ] = 2,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of a table.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Measure which drafters and lengths pay for a model on this machine, and how much.
+
+    Each drafter is tried alone at several lengths beside plain decoding and the default, which
+    decides at every step. What passes cost is kept for the engines that use the model next.
+    """
+    with reported(debug):
+        from foretell.cli import _tune
+
+        options = _load.ModelOptions(model, draft, (), dtype, threads, tokenizer)
+        code = _tune.run(
+            options, prompts, max_tokens=max_tokens, repetitions=repetitions, as_json=json
         )
     raise typer.Exit(code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from foretell._errors import OptionError
 from foretell._sampling import SamplingParams
@@ -39,3 +40,18 @@ def refuse_ignored(
                 f"{' and '.join(given)} cannot be used with --num-draft-tokens 0, which drafts "
                 "nothing; leave one of them out"
             )
+
+
+def sampled(
+    temperature: float, top_p: float, top_k: int, min_p: float, seed: int
+) -> dict[str, Any]:
+    """What engines are told where they sample, nothing where they do not; checked."""
+    sampling = SamplingParams(
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed or None
+    )
+    refuse_ignored(sampling, "match", "auto", (), None)
+    if temperature == 0:
+        return {}
+    given = {"top_p": top_p, "top_k": top_k, "min_p": min_p}
+    changed = {name: value for name, value in given.items() if value != getattr(OFF, name)}
+    return {"temperature": temperature, **changed, "seed": seed}

@@ -31,21 +31,23 @@ class Sample:
 
 
 class Watch:
-    """Times calls, and asks the system how long this process's threads stood in a queue.
+    """Times calls, and asks the system how long a process's threads stood in a queue.
+
+    ``process``: the id of another process; by default this one.
 
     Linux counts for each thread the nanoseconds it was ready to run and did not. That tells
     the samples another process has cut into from those it left alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, process: int | None = None) -> None:
+        self._tasks = Path("/proc") / ("self" if process is None else str(process)) / "task"
         self._files: list[int] = []
 
     def look(self) -> None:
-        """Find this process's threads; those that start later are not watched."""
+        """Find the process's threads; those that start later are not watched."""
         self.close()
-        tasks = Path("/proc/self/task")
-        if tasks.exists():
-            for task in tasks.iterdir():
+        if self._tasks.exists():
+            for task in self._tasks.iterdir():
                 try:
                     self._files.append(os.open(task / "schedstat", os.O_RDONLY))
                 except OSError:  # the thread has ended

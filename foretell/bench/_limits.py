@@ -1,23 +1,25 @@
-"""What every benchmark here says about the machine: its name, its limits, and who else used it."""
+"""The limits of a machine, and what a pass of the cpu backend has to read and to compute.
+
+T(k), a pass of k tokens, can be no faster than reading the weights and the cache once, nor than
+the arithmetic of k rows: the limit is the larger of the two.
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
-import subprocess
+import ctypes
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import psutil
-from _watch import Watch
 from numba import njit, types
 
-import foretell
+from foretell.backends.cpu import _pass
+from foretell.backends.cpu._formats import row_bytes
+from foretell.backends.cpu._layout import EMBEDDING, HEAD, expected_tensors
+from foretell.backends.cpu._model import CpuModel
 from foretell.backends.cpu._pool import Pool
+from foretell.backends.cpu._session import CpuSession
 from foretell.backends.cpu._simd import (
     add8,
     atomic_add,
@@ -28,62 +30,14 @@ from foretell.backends.cpu._simd import (
     splat8,
     sum8,
 )
-from foretell.backends.cpu._weights import aligned_empty
+from foretell.backends.cpu._weights import aligned_empty, to_bfloat16
+from foretell.bench._watch import Watch
 
-# Above this many cores the record is not evidence: threads that wait for each other
-# lose far more than their share, and so ratios move as well.
-MOST_CORES_USED_BY_OTHERS = 0.1
 BUFFER_BYTES = 640 << 20
 CHUNK_BYTES = 1 << 20
 MATRIX_SIZE = 2048
 # OpenBLAS's threads go on spinning for a while after a product.
 SECONDS_UNTIL_QUIET = 0.2
-
-
-# --- Who else used it -------------------------------------------------------------------
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    name = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = models[0].partition(":")[2].strip() if models else name
-    return {
-        "cpu": name,
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "memory_bytes": psutil.virtual_memory().total,
-    }
-
-
-def versions() -> dict[str, str]:
-    """Foretell, its commit in a checkout, and what its speed depends on."""
-    folder = Path(foretell.__file__).resolve().parent
-    try:
-        asked = ["git", "log", "-1", "--format=%h", "--", "."]
-        ran = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False)
-        commit = ran.stdout.strip()
-    except OSError:
-        commit = ""
-    return {
-        "foretell": foretell.__version__,
-        "commit": commit or "unknown",
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("numpy", "numba", "llvmlite")},
-    }
-
-
-def load_average() -> list[float]:
-    """Over 1, 5 and 15 minutes; the run itself counts in the one taken after it."""
-    return [round(value, 2) for value in os.getloadavg()]
-
-
-def seconds_of_others() -> float:
-    """Processor seconds that all but this process and its finished children have used."""
-    machine = psutil.cpu_times()
-    return machine.user + machine.nice + machine.system - sum(os.times()[:4])
 
 
 # --- Memory bandwidth -------------------------------------------------------------------
@@ -180,18 +134,85 @@ class MatrixProduct:
         return self._operations / sample.seconds, sample.waiting
 
 
-# --- Records ----------------------------------------------------------------------------
+# --- What a pass has to read and to compute ---------------------------------------------
 
 
-def command_line(script: str, words: Sequence[str], private: Sequence[str]) -> str:
-    """How a script was called, without the options whose values are places on this machine."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in private:
-            skip = True
-        else:
-            kept.append(Path(word).name if "/" in word else word)
-    return " ".join(["python", f"benchmarks/{script}", *kept])
+@dataclass(frozen=True)
+class Work:
+    """Bytes and operations of a model's passes, known from its shape."""
+
+    weight_bytes: int
+    """Read by every pass with logits; of an embedding of its own only rows are read."""
+    position_bytes: int
+    """Keys and values of one position, read by every pass."""
+    row_operations: int
+    """Two for each parameter a token uses, the head among them."""
+    head_operations: int
+    position_operations: int
+    """Of one row with one position."""
+    part_bytes: dict[str, int]
+    """Weights of the parts that ``profile`` tells apart."""
+
+    def pass_bytes(self, context: int) -> int:
+        return self.weight_bytes + context * self.position_bytes
+
+    def operations(self, context: int, width: int) -> int:
+        return width * (self.row_operations + context * self.position_operations)
+
+    def prefill_operations(self, tokens: int) -> int:
+        """Two for each parameter used; the head works for the last token alone."""
+        return tokens * (self.row_operations - self.head_operations) + self.head_operations
+
+
+def work_of(model: CpuModel) -> Work:
+    """What the passes of a loaded model read and compute."""
+    config, weights = model.config, model.weights
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    head = HEAD if not config.tied else EMBEDDING
+    matrices = {
+        name: shape
+        for name, shape in expected_tensors(config).items()
+        if len(shape) == 2 and (name != EMBEDDING or head == EMBEDDING)
+    }
+    head_operations = 2 * int(np.prod(matrices[head]))
+    embedding_bytes = config.vocab_size * row_bytes(weights.embedding_kind, hidden)
+    shapes = {  # outputs and inputs, in the order of the table of the layers' weights
+        "queries, keys, values": ((queries, hidden), (keys, hidden), (keys, hidden)),
+        "attention output": ((hidden, queries),),
+        "gate and up": ((inner, hidden), (inner, hidden)),
+        "down": ((hidden, inner),),
+    }
+    part_bytes = dict.fromkeys(shapes, 0)
+    for row in weights.layers:
+        column = _pass.Q_KIND
+        for part, matrices_of_part in shapes.items():
+            for outputs, inputs in matrices_of_part:
+                part_bytes[part] += outputs * row_bytes(int(row[column]), inputs)
+                column += 1
+    part_bytes["head"] = config.vocab_size * row_bytes(weights.head_kind, hidden)
+    item = 2 if model.cache_dtype == "bfloat16" else 4
+    return Work(
+        weight_bytes=weights.num_bytes - (0 if config.tied else embedding_bytes),
+        position_bytes=config.num_layers * config.num_kv_heads * 2 * config.head_dim * item,
+        row_operations=2 * sum(int(np.prod(shape)) for shape in matrices.values()),
+        head_operations=head_operations,
+        position_operations=4 * config.num_layers * queries,
+        part_bytes=part_bytes,
+    )
+
+
+def filled_session(model: CpuModel, context: int) -> CpuSession:
+    """A session of that length whose cache holds random numbers: no pass depends on which."""
+    session = model.new_session()
+    session.reserve(context)
+    page = np.empty((), model.page_type)
+    random = np.random.default_rng(1)
+    for name in ("keys", "values"):
+        numbers = random.standard_normal(page[name].shape, np.float32)
+        page[name] = to_bfloat16(numbers) if model.cache_dtype == "bfloat16" else numbers
+    for address in session.page_addresses.tolist():
+        ctypes.memmove(address, page.ctypes.data, page.nbytes)
+    session.add(context, None)
+    session.keep(range(context))
+    return session

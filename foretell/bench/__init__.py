@@ -1,0 +1,1 @@
+"""``foretell bench``: engines side by side, on the same prompts."""

@@ -1,0 +1,143 @@
+"""The driver's side of an engine in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from foretell._cache import models_directory
+from foretell._errors import ForetellError
+from foretell.bench._engines import EngineSpec, Places, settings_of
+from foretell.bench._protocol import Answer, Missing, Request
+
+WORKERS: Final = {
+    "foretell": "_foretell_worker",
+    "transformers": "_transformers_worker",
+    "openvino": "_openvino_worker",
+    "llama.cpp": "_llama_server_worker",
+    "openai": "_openai_worker",
+}
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+# Another Python imports this package's few files for workers from here, and nothing else: what lies
+# beside it, the libraries of this Python, must not be mixed with its own.
+BOOT: Final = """
+import sys
+sys.path.insert(0, {root!r})
+from foretell.bench import {worker} as worker
+{forget}
+worker.run()
+"""
+PATIENCE: Final = 10.0  # seconds for a process to end by itself
+# Threads that wait for work must sleep, or they would take it from the engine whose turn it is.
+QUIET: Final = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "KMP_BLOCKTIME": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class PeerError(ForetellError):
+    """An engine failed at a request, or its process ended."""
+
+
+class PeerGone(PeerError):
+    """Its process ended."""
+
+
+class Peer(ABC):
+    """An engine that can be asked."""
+
+    @abstractmethod
+    def start(self) -> Mapping[str, str]:
+        """Load it, and return its versions. Raises Missing, or PeerError with its last words."""
+
+    @abstractmethod
+    def ask(self, request: Request) -> Answer:
+        """Raises PeerError, or PeerGone where no further answer will come."""
+
+    @abstractmethod
+    def passes(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """T(k) against the limits, or None where it cannot tell."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it."""
+
+
+class ProcessPeer(Peer):
+    """One in its own process, with its own threads; between requests it waits on a pipe."""
+
+    def __init__(self, kind: str, settings: dict[str, Any], python: str | None = None) -> None:
+        self._settings = settings
+        forget = "" if python is None else "sys.path.pop(0)"
+        boot = BOOT.format(root=str(ROOT), worker=WORKERS[kind], forget=forget)
+        self._command = [python or sys.executable, "-P", "-c", boot]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> Mapping[str, str]:
+        threads = str(self._settings["threads"])
+        counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                encoding="utf-8",
+                env={**os.environ, **QUIET, **counts},
+                start_new_session=True,  # Ctrl-C is for the driver, which then ends the others
+            )
+        except OSError as error:
+            raise Missing(f"cannot run {self._command[0]}: {error.strerror or error}") from None
+        hello = self._exchange(self._settings)
+        if "missing" in hello:
+            raise Missing(hello["missing"])
+        versions: dict[str, str] = hello["versions"]
+        return versions
+
+    def ask(self, request: Request) -> Answer:
+        return Answer(**self._exchange(asdict(request)))
+
+    def passes(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        found: dict[str, Any] | None = self._exchange({"passes": dict(settings)})["passes"]
+        return found
+
+    def close(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(PATIENCE)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+
+    def _exchange(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            print(json.dumps(value), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            raise PeerGone("its process ended without a word")
+        answer: dict[str, Any] = json.loads(line)
+        if "failed" in answer:
+            raise PeerError(answer["failed"])
+        return answer
+
+
+def make_peer(specs: Sequence[EngineSpec], places: Places) -> Peer:
+    """A process for specs that share one. Raises Skipped."""
+    settings = settings_of(specs, places, models_directory() / "converted")
+    return ProcessPeer(specs[0].kind, settings, places.pythons.get(specs[0].kind))

@@ -1,0 +1,157 @@
+"""Records that are checked, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from fake_bench import foretell_peer, plan, spec
+
+from foretell import InputError
+from foretell.bench._html import html
+from foretell.bench._markdown import markdown, table
+from foretell.bench._record import ENGINE, REQUEST, TOP, load, problem_with, save
+from foretell.bench._results import results_of
+from foretell.bench._run import Run
+
+DOCUMENT = (Path(__file__).resolve().parent.parent / "docs" / "json.md").read_text("utf-8")
+PASSES = {
+    "dtype": "native",
+    "context": 64,
+    "bytes_per_second": 1e9,
+    "operations_per_second": 1e9,
+    "widths": [
+        {"width": 1, "seconds": 0.002, "limit_seconds": 0.001},
+        {"width": 4, "seconds": 0.003, "limit_seconds": 0.002},
+    ],
+    "parts": [{"width": 1, "seconds": {"attention": 0.001, "head": 0.001}}],
+}
+
+
+@pytest.fixture(scope="module")
+def record():
+    engines = [spec("foretell", "plain"), spec("foretell", "3")]
+    run = Run(
+        plan(*engines, repetitions=2), lambda specs: foretell_peer(), lambda *told: None, bool
+    )
+    run.record["command"] = "foretell bench | tee"
+    run.record["model"] = {"source": "a <table>", "hash": None, "draft": None}
+    made = run.run()
+    made["passes"] = [PASSES]
+    made["skipped"] = [{"name": "openvino native plain", "reason": "pip install openvino-genai"}]
+    return made
+
+
+@pytest.mark.parametrize("name", sorted({*TOP, *ENGINE, *REQUEST}))
+def test_every_field_of_a_record_is_documented(name):
+    assert re.search(rf"`{name}`", DOCUMENT[DOCUMENT.index("# The record") :]), name
+
+
+def test_a_record_survives_saving(record, tmp_path):
+    path = tmp_path / "bench.json"
+    save(record, path)
+    assert load(path) == record
+    assert [file.name for file in tmp_path.iterdir()] == ["bench.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda r: r.pop("engines"), "engines is missing"),
+        (lambda r: r.update(format="other/2"), "its format is 'other/2'"),
+        (lambda r: r["requests"][0].pop("decode_seconds"), "requests[0].decode_seconds is missing"),
+        (lambda r: r["requests"][0].update(decode_seconds="1"), "requests[0].decode_seconds is"),
+        (lambda r: r["requests"][0].update(decode_seconds=-1), "negative"),
+        (lambda r: r["requests"][0].update(turn=True), "requests[0].turn is 'True'"),
+        (lambda r: r["requests"][0].update(engine="other"), "not listed"),
+        (lambda r: r["requests"][0].update(output=99), "none of the outputs"),
+        (lambda r: r["engines"].append(r["engines"][0]), "the same name"),
+        (lambda r: r["engines"].append(1), "engines[2] is not an object"),
+    ],
+)
+def test_what_is_no_record_is_refused_with_the_place(record, tmp_path, change, says):
+    damaged = json.loads(json.dumps(record))
+    change(damaged)
+    assert says in problem_with(damaged)
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(damaged), "utf-8")
+    with pytest.raises(InputError, match="no record of foretell bench"):
+        load(path)
+
+
+def test_files_that_are_no_json_are_refused(tmp_path):
+    path = tmp_path / "bad.json"
+    for text in ("", "{", "[" * 100_000):
+        path.write_text(text, "utf-8")
+        with pytest.raises(InputError, match="no JSON"):
+            load(path)
+    with pytest.raises(InputError, match="cannot read"):
+        load(tmp_path / "none.json")
+
+
+def test_the_report_has_every_table(record):
+    said = markdown(results_of(record))
+    for heading in (
+        "Engines",
+        "Tokens per second of decoding",
+        "Speed of decoding over own plain decoding",
+        "Tokens per second with reading the prompt",
+        "Acceptance",
+        "Where the time of a step goes",
+        "Passes against the limit",
+    ):
+        assert f"## {heading}" in said, heading
+    assert "0 of 4" in said
+    assert "skipped: openvino native plain: pip install openvino-genai" in said
+    assert re.search(r"\| native +\| 4 +\| 3.0 +\| 1.50 +\| 2.0 +\| 1.50", said)
+
+
+def test_a_table_is_aligned_and_harmless():
+    assert table([["a", "b|c"], ["12", "x\ny"]]) == ("| a  | b\\|c |\n|----|------|\n| 12 | x y  |")
+
+
+def test_the_page_needs_nothing_from_outside_and_has_every_plot(record):
+    page = html([results_of(record)])
+    assert page.count("<svg") == 6
+    for heading in ("Accepted tokens at each position", "T(k)", "Where the time of a pass goes"):
+        assert heading in page
+    assert "a &lt;table&gt; on made up" in page
+    assert "<table> on" not in page
+    outside = re.findall(r'(?:src|href)="(?!#)[^"]*"|url\((?!#)[^)]*\)|@import|<script', page)
+    assert outside == []
+
+
+def test_the_page_is_the_same_every_time(record):
+    assert html([results_of(record)]) == html([results_of(record)])
+
+
+def test_without_matplotlib_the_page_names_the_command(record, monkeypatch):
+    import sys
+
+    from foretell import MissingExtraError
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
+    with pytest.raises(MissingExtraError, match=r"pip install 'foretell\[bench\]'"):
+        html([results_of(record)])
+
+
+def test_an_interrupted_record_reports_what_is_complete(record):
+    part = json.loads(json.dumps(record))
+    part["interrupted"] = True
+    part["requests"] = part["requests"][:3]
+    results = results_of(part)
+    assert results.questions == 1
+    assert "**interrupted**" in markdown(results)
+    part["requests"] = []
+    assert "Nothing was measured" in markdown(results_of(part))
+    assert "Nothing was measured" in html([results_of(part)])
+
+
+def test_numbers_for_machines_are_those_of_the_tables(record):
+    results = results_of(record)
+    told = results.to_dict()
+    assert told["engines"][1]["decode"]["overall"][0] == results.engines[1].decode["overall"].value
+    assert told["engines"][1]["differing"] == 0
