@@ -7,6 +7,7 @@ from foretell._version import __version__
 
 if TYPE_CHECKING:
     from foretell._draft import Draft, Drafter
+    from foretell._drop_in import generate
     from foretell._engine import Chat, Engine
     from foretell._errors import (
         CapabilityError,
@@ -67,11 +68,13 @@ __all__ = [
     "UnsupportedModelError",
     "VocabularyMismatchError",
     "__version__",
+    "generate",
 ]
 
 # Loaded when first asked for, so that the command line answers Ctrl-C from its first moment on.
 _HOMES = {
     "_draft": "Draft Drafter",
+    "_drop_in": "generate",
     "_engine": "Chat Engine",
     "_errors": """
         CapabilityError ContextLengthError CorruptModelError DownloadError EmptyPromptError

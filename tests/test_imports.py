@@ -70,6 +70,9 @@ MAY_IMPORT = {
         "_auto_policy _profile _request _decode _tokenizer _stream_decoder drafters _loading "
         "_near_ties"
     ),
+    "_drop_in": (
+        "_errors _noise _support _sampling _stop _result _request _batch _loading _engine"
+    ),
     "check": (
         "_errors _version _noise _logprobs _sampling _model _draft _verify _policy _result _stop "
         "_request _decode _engine _hub drafters backends/table"
@@ -85,7 +88,8 @@ MAY_IMPORT = {
     ),
     "__main__": "cli",
     "__init__": (
-        "_version _errors _logprobs _sampling _model _draft _verify _result _tokenizer _engine"
+        "_version _errors _logprobs _sampling _model _draft _verify _result _tokenizer _engine "
+        "_drop_in"
     ),
     # For reading: the method in NumPy, independent of all of the above.
     "reference": "",
@@ -96,8 +100,8 @@ EMPTY = ("backends",)  # a namespace, nothing more
 # Libraries outside the standard one, and the only parts that may import them.
 LIBRARIES = {
     "numpy": (
-        "_noise _support _logprobs _sampling _model _draft _verify _policy _near_ties drafters "
-        "backends/table backends/cpu backends/transformers check bench reference"
+        "_noise _support _logprobs _sampling _model _draft _verify _policy _near_ties _drop_in "
+        "drafters backends/table backends/cpu backends/transformers check bench reference"
     ),
     "numba": "backends/cpu bench",
     "llvmlite": "backends/cpu",
@@ -117,8 +121,8 @@ LIBRARIES = {
     "pydantic": "server",
     "prometheus_client": "server",
     # Extras; the engine only names their types.
-    "torch": "check bench backends/transformers",
-    "transformers": "check bench backends/transformers _loading _engine",
+    "torch": "check bench backends/transformers _drop_in",
+    "transformers": "check bench backends/transformers _drop_in _loading _engine",
     "accelerate": "bench",
     "openvino": "bench",
     "openvino_genai": "bench",

@@ -7,7 +7,7 @@ PUBLIC_NAMES = """
     Draft Drafter EmptyPromptError Engine Event FinishReason ForetellError Generation InputError
     InsufficientMemoryError MissingExtraError Model ModelError ModelNotFoundError OptionError
     Origin Output Rows SamplingParams Session Stats TokenLogprobs Tokenizer TokenizerError
-    UnsupportedModelError VocabularyMismatchError __version__
+    UnsupportedModelError VocabularyMismatchError __version__ generate
 """.split()
 
 

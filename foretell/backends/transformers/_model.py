@@ -87,7 +87,7 @@ class TransformersModel(Model):
         self_test: bool = True,
     ) -> None:
         check_model(model)
-        self._user_model = model
+        self._original: Any = lambda: model
         self._options: dict[str, Any] = {"attention": attention, "threads": threads}
         self.config = model.config.get_text_config(decoder=True)
         self.tokenizer = tokenizer
@@ -127,6 +127,17 @@ class TransformersModel(Model):
             if progress is not None and model.num_parameters() > _WORTH_A_NOTE:
                 progress("comparing passes of 1 to 33 tokens with single steps")
             self._test_itself()
+
+    @property
+    def _user_model(self) -> Any:
+        found = self._original()
+        if found is None:
+            raise UnsupportedModelError("the model is gone; keep a reference to it")
+        return found
+
+    def forget_original(self) -> None:
+        """Hold the given model weakly from now on, for those who keep this one as long as it."""
+        self._original = weakref.ref(self._user_model)
 
     # -- what the model is -------------------------------------------------------------------------
 
