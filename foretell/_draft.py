@@ -143,6 +143,18 @@ class Draft:
         )
 
     @classmethod
+    def trusted(
+        cls,
+        tokens: tuple[int, ...],
+        parents: tuple[int, ...] | None,
+        probabilities: tuple[float, ...],
+    ) -> Draft:
+        """Like ``one_hot``, of what was checked before."""
+        made = object.__new__(cls)
+        made.__dict__.update(tokens=tokens, parents=parents, probabilities=probabilities, q=None)
+        return made
+
+    @classmethod
     def sampled(
         cls, tokens: Sequence[int], q: npt.ArrayLike, probabilities: Sequence[float] = ()
     ) -> Draft:

@@ -52,7 +52,7 @@ def grow(
 
     With ``chain``, for models that verify no trees, every node follows the one before it.
     """
-    children = {drafter: proposal.children() for drafter, proposal in proposals.items()}
+    children = {drafter: proposal.children for drafter, proposal in proposals.items()}
     heap: list[tuple[float, int, int, int, float, list[Source]]] = []
     arrivals = 0
     number, path = 0, 1.0
@@ -87,7 +87,7 @@ def grow(
 def draft_of(nodes: Sequence[Node]) -> Draft:
     """The draft of the nodes that were chosen, a prefix of what ``grow`` yielded."""
     parents = (-1, *(node.parent for node in nodes))
-    return Draft.one_hot(
+    return Draft.trusted(
         tuple(node.token for node in nodes),
         None if parents == tuple(range(-1, len(nodes))) else parents,
         tuple(node.probability for node in nodes),
@@ -102,7 +102,7 @@ def learn(proposals: Proposals, tokens: Sequence[int], calibration: Calibration)
     not, after plain steps too: a drafter that is not believed can win trust back for nothing.
     """
     for drafter, proposal in proposals.items():
-        children = proposal.children()
+        children = proposal.children
         parent = -1
         for token in tokens:
             following = children[parent + 1]

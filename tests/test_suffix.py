@@ -45,7 +45,7 @@ def paths(proposal):
     found = []
 
     def walk(node, path):
-        following = proposal.children()[node]
+        following = proposal.children[node]
         if not following and path:
             found.append(path)
         for position in following:
@@ -186,7 +186,7 @@ def test_proposals_are_valid_and_keep_to_the_limit(context, earlier, limit):
     draft = proposal.draft()
     assert draft.tokens == proposal.tokens
     assert all(token in context + earlier for token in draft.tokens)
-    for following in proposal.children():
+    for following in proposal.children:
         assert sum(proposal.probabilities[i] for i in following) <= 1 + 1e-9
 
 

@@ -78,10 +78,10 @@ def test_what_is_not_a_tree_with_evidence_is_refused(arguments, message):
 
 @given(proposals())
 def test_children_are_the_other_way_round_of_parents(made):
-    for node, following in enumerate(made.children()):
+    for node, following in enumerate(made.children):
         for position in following:
             assert made.parents[position + 1] == node
-    assert sum(map(len, made.children())) == len(made)
+    assert sum(map(len, made.children)) == len(made)
 
 
 def test_a_draft_without_evidence_stands_on_its_depth():
@@ -187,7 +187,7 @@ def test_for_a_model_that_verifies_no_trees_it_is_a_chain(made, limit):
         rivals = [
             max(made[s.drafter].probabilities[i], LEAST)
             for s in (above.sources if above else [Source(name, -1) for name in made])
-            for i in made[s.drafter].children()[s.position + 1]
+            for i in made[s.drafter].children[s.position + 1]
         ]
         mine = [made[s.drafter].probabilities[s.position] for s in node.sources]
         assert max(*mine, LEAST) == pytest.approx(max(rivals))

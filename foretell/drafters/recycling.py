@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
-import numpy.typing as npt
 
 from foretell._draft import Draft
 from foretell._errors import OptionError
@@ -55,7 +54,7 @@ class Recycling(EvidenceDrafter):
             )
         self._k = k
         self._max_tokens = max_tokens
-        self._successors: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._successors: dict[int, tuple[list[int], tuple[int, ...]]] = {}
         self._last = 0
 
     def spawn(self) -> Recycling:
@@ -68,27 +67,20 @@ class Recycling(EvidenceDrafter):
     def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:
         ran = (self._last, *draft.tokens)
         kept = set(accepted.nodes)
+        ids, logits = largest(output.logits, self._k)
+        known = self._successors
         # The accepted ones come last: where a token was run twice, their word counts.
         for node in sorted(range(len(ran)), key=kept.__contains__):
-            self._learn(ran[node], output.logits[node])
+            first, *others = logits[node]
+            if not others:
+                return
+            gaps = (first - others[0], *(first - logit for logit in others))
+            known.pop(ran[node], None)  # so that the oldest stay in front
+            known[ran[node]] = ids[node], tuple(bisect(_GAPS, gap) for gap in gaps)
+            if len(known) > self._max_tokens:
+                del known[next(iter(known))]
         if accepted.tokens:
             self._last = accepted.tokens[-1]
-
-    def _learn(self, token: int, row: FloatArray) -> None:
-        """Write down the successors of ``token``: ids, and how far apart they were."""
-        ids = largest(row, self._k)
-        if len(ids) < 2:
-            return
-        logits = row[ids].tolist()
-        ahead = logits[0] - logits[1]
-        gaps = (ahead, *(logits[0] - logit for logit in logits[1:]))
-        self._successors.pop(token, None)  # so that the oldest stay in front
-        self._successors[token] = (
-            tuple(ids.tolist()),
-            tuple(bisect(_GAPS, gap) for gap in gaps),
-        )
-        if len(self._successors) > self._max_tokens:
-            del self._successors[next(iter(self._successors))]
 
     def suggest(self, context: Sequence[int], limit: int) -> Proposal:
         tokens: list[int] = []
@@ -101,7 +93,7 @@ class Recycling(EvidenceDrafter):
         self._last = token
         while True:
             node = len(tokens)
-            ids, gaps = self._successors.get(token, ((), ()))
+            ids, gaps = self._successors.get(token, ([], ()))
             for rank, (successor, gap) in enumerate(zip(ids, gaps, strict=True)):
                 row = min(rank, len(_RANKS) - 1)
                 estimate = _ESTIMATES[row][gap]
@@ -116,7 +108,7 @@ class Recycling(EvidenceDrafter):
             parents.append(parent)
             probabilities.append(estimate)
             kinds.append(kind)
-        return Proposal(tuple(tokens), tuple(parents), tuple(probabilities), tuple(kinds))
+        return Proposal.trusted(tokens, parents, probabilities, kinds)
 
 
 # --- The largest of a row ------------------------------------------------------------
@@ -124,22 +116,28 @@ class Recycling(EvidenceDrafter):
 SLICES = 128
 
 
-def largest(row: FloatArray, k: int) -> npt.NDArray[np.intp]:
-    """The ids of the ``k`` largest values of a row, largest first, exactly; ties in any order.
+def largest(rows: FloatArray, k: int) -> tuple[list[list[int]], list[list[float]]]:
+    """The ids of the ``k`` largest values of each row and these, largest first, exactly.
 
-    A fraction of the time of partitioning the row: it is cut into SLICES slices, one below the
-    other, and only the ``k`` columns with the largest maxima are looked into. Every other column
-    has ``k`` columns before it that hold a value at least as large as all of its own.
+    Ties in any order. A fraction of the time of partitioning the rows: each is cut into SLICES
+    slices, one below the other, and only the ``k`` columns with the largest maxima are looked
+    into. Every other column has ``k`` columns before it that hold a value at least as large as
+    all of its own.
     """
-    width = row.size // SLICES
+    count, size = rows.shape
+    width = size // SLICES
     if width <= k:
-        return np.argsort(-row, kind="stable")[:k]
+        ids = np.argsort(-rows, axis=1, kind="stable")[:, :k]
+        return ids.tolist(), np.take_along_axis(rows, ids, 1).tolist()
     whole = width * SLICES
-    columns = row[:whole].reshape(SLICES, width).max(axis=0).argpartition(width - k)[width - k :]
-    ids = (np.arange(0, whole, width)[:, None] + columns).ravel()
-    if whole < row.size:
-        ids = np.concatenate((ids, np.arange(whole, row.size)))
-    values = row[ids]
-    best = values.argpartition(values.size - k)[values.size - k :]
-    found: npt.NDArray[np.intp] = ids[best[np.argsort(-values[best], kind="stable")]]
-    return found
+    maxima = rows[:, :whole].reshape(count, SLICES, width).max(axis=1)
+    columns = maxima.argpartition(width - k, axis=1)[:, width - k :]
+    ids = (np.arange(0, whole, width)[:, None] + columns[:, None, :]).reshape(count, -1)
+    if whole < size:
+        rest = np.broadcast_to(np.arange(whole, size), (count, size - whole))
+        ids = np.concatenate((ids, rest), axis=1)
+    values = np.take_along_axis(rows, ids, 1)
+    best = values.argpartition(values.shape[1] - k, axis=1)[:, values.shape[1] - k :]
+    of = np.take_along_axis(values, best, 1)
+    best = np.take_along_axis(best, (-of).argsort(axis=1), 1)
+    return np.take_along_axis(ids, best, 1).tolist(), np.take_along_axis(values, best, 1).tolist()

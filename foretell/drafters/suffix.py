@@ -47,6 +47,7 @@ class Suffix(EvidenceDrafter):
     """
 
     name = "suffix"
+    observes_every_pass = False
 
     def __init__(self, memory: SuffixMemory | None = None, owner: str = "") -> None:
         self._memory = memory
@@ -165,7 +166,7 @@ def _follow(places: list[Place], limit: int) -> Proposal:
         parents.append(parent)
         probabilities.append(chance)
         kinds.append(kind)
-    return Proposal(tuple(tokens), tuple(parents), tuple(probabilities), tuple(kinds))
+    return Proposal.trusted(tokens, parents, probabilities, kinds)
 
 
 # --- Where n-grams occur -------------------------------------------------------------
