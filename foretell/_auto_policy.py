@@ -28,7 +28,7 @@ CHEAP = 0.03
 """A drafter that takes less than this part of a plain pass is asked first and judged afterwards."""
 ESTIMATE = 0.6
 """What a token of a drafter without evidence is believed before anything is known."""
-MEMORY, LONG_MEMORY = 1 / 48, 1 / 512
+MEMORY, LONG_MEMORY = 1 / 32, 1 / 128
 """Weight of the latest ask in what a drafter is worth, to a request and to all of them."""
 FIRST_WORTH = 0.05
 """What an ask is taken to save before anything is known, in plain passes."""
@@ -36,11 +36,16 @@ SECOND_CHANCE = 1.1
 """A request begins with a drafter that did not pay in earlier ones as if it saved so many times
 its cost: the next text may be another one."""
 REST = 16
-"""A drafter that does not pay is asked at every so manieth step at most."""
+"""A drafter that does not pay is asked at every so manieth step at most; if none does, nothing at
+all is decided at the steps between."""
+UNPROVEN = 2
+"""Nodes of the first drafts; with every one that an engine's targets accepted, one more."""
 STALE = 1000
 """Passes after which a row count may be measured anew."""
 TRIALS = 3
 AUDITION_TOKENS = 4
+AUDITION = 0.1
+"""What the first trial is taken to cost, in plain passes."""
 
 
 @dataclass
@@ -51,6 +56,9 @@ class Experience:
     calibration: Calibration = field(default_factory=lambda: Calibration(memory=1000.0))
     drafters: dict[str, DrafterCosts] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
+    deciding: DrafterCosts = field(default_factory=DrafterCosts)
+    """What a step costs beside passes and drafters, where drafters are asked."""
+    num_accepted_nodes: int = 0
     keep: Callable[[Experience], object] | None = None
     """What to do with it whenever a request is over; a profile writes it down."""
 
@@ -62,10 +70,12 @@ class _Asked:
     name: str
     drafter: Drafter
     costs: DrafterCosts
+    watches: bool
+    """Whether it wants to see what became of a draft."""
     worth: float = 0.0
     """Seconds an ask saved of late."""
-    resting: int = 0
-    """Steps in which it was left out because it did not pay."""
+    stranger: Drafter | None = None
+    """Another one like it, to find out what asking costs."""
     last_context: int = 0
     """Length of the context when it was asked last."""
     asked: int = 0
@@ -114,10 +124,14 @@ class AutoPolicy(Policy):
             count = names[drafter.name]
             name = drafter.name if count == 1 else f"{drafter.name} {count}"
             costs = experience.drafters.setdefault(name, DrafterCosts())
-            self._asked.append(_Asked(name, drafter, costs))
+            watches = type(drafter).observe is not Drafter.observe
+            self._asked.append(_Asked(name, drafter, costs, watches))
             if sampler is not None:
                 drafter.sample_with(sampler)
         self.drafters = [asked.drafter for asked in self._asked]
+        self._always_watched = any(
+            asked.watches and asked.drafter.observes_every_pass for asked in self._asked
+        )
         self._proposals: dict[str, Proposal] = {}
         self._nodes: list[Node] = []
         self._drawn = Draft.empty()
@@ -126,6 +140,8 @@ class AutoPolicy(Policy):
         self._trust: dict[str, float] = {}
         self._first_worth = 0.0
         self._reach = FIRST_NODES
+        self._resting = self._looking = False
+        self._in_drafters = 0.0
         self._plain_seconds = 0.0
         self._rate = 0.0
         # For the report.
@@ -142,6 +158,7 @@ class AutoPolicy(Policy):
         context = Context.of(context)
         self._context, self._room = len(context), limit
         self._proposals, self._nodes, self.expected_tokens = {}, [], 1.0
+        self._in_drafters = 0.0
         draft, reason = self._decide(context, min(limit, self._reach), beside)
         self._steps += 1
         self._expected += self.expected_tokens
@@ -149,22 +166,30 @@ class AutoPolicy(Policy):
             self._drafts += 1
         else:
             self._reasons[reason] += 1
-        self._deciding += perf_counter() - began
+        spent = perf_counter() - began
+        self._deciding += spent
+        if self._proposals and not self._steps % 4:
+            self._experience.deciding.add(max(spent - self._in_drafters, 0.0))
         return draft
 
     def passed(self, rows: int, seconds: float) -> bool:
-        self._costs.observe(rows, self._context, seconds)
         self._budget.earn(seconds)
+        if not self._resting or self._looking or not self._steps % 4:
+            self._costs.observe(rows, self._context, seconds)
         return True
 
     def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:
-        began = perf_counter()
         stepped = self._steps > 0  # else it is the end of prefill
         self._tokens += len(accepted.tokens) if stepped else 0
+        if stepped and not self._proposals and not self._always_watched:
+            return
+        began = perf_counter()
+        watched = 0.0
         if self._proposals:
             learn(self._proposals, accepted.tokens, self._calibration)
         kept = accepted.nodes[1:]
         if self._nodes:
+            self._experience.num_accepted_nodes += len(kept)
             counts = credit(self._nodes, kept)
             for asked in self._asked:
                 drafted, right = counts.get(asked.name, (0, 0))
@@ -174,11 +199,18 @@ class AutoPolicy(Policy):
                 costs = self._experience.drafters[node.sources[0].drafter]
                 costs.chosen(node.path_probability, number in kept)
         for asked in self._asked:
-            if asked.drafter.observes_every_pass or not stepped or asked.name in self._proposals:
+            if asked.watches and (
+                asked.drafter.observes_every_pass or not stepped or asked.name in self._proposals
+            ):
                 watching = perf_counter()
                 asked.drafter.observe(draft, output, accepted)
-                asked.costs.watch(perf_counter() - watching)
-        self._deciding += perf_counter() - began
+                seconds = perf_counter() - watching
+                asked.costs.watch(seconds)
+                watched += seconds
+        spent = perf_counter() - began
+        self._deciding += spent
+        if self._proposals and not self._steps % 4:
+            self._experience.deciding.watch(max(spent - watched, 0.0))
 
     def finish(self, context: Sequence[int]) -> None:
         for drafter in self.drafters:
@@ -196,6 +228,10 @@ class AutoPolicy(Policy):
             return Draft.empty(), "no room"
         if not self._costs.known:
             return Draft.empty(), "nothing measured yet"
+        self._looking = self._resting and not self._steps % REST and self._may_look()
+        if self._resting and not self._looking:
+            return Draft.empty(), "no drafter paid of late"
+        limit = min(limit, UNPROVEN + self._experience.num_accepted_nodes)
         curve = self._costs.curve(beside.rows + 1, limit + 1, len(context))
         self._plain_seconds = curve[0]
         self._rate = (beside.tokens + 1.0) / curve[0]
@@ -205,6 +241,7 @@ class AutoPolicy(Policy):
         nodes, chosen = self._choose(curve, beside)
         self._update_worth(nodes[:chosen], curve)
         slow = self._ask_slow(context, curve, beside, nodes[:chosen])
+        self._resting = slow is None and not chosen and not self._any_pays()
         if slow is not None and not self._rule.same_tokens:
             # Its length was settled before it was drawn, and what is kept must not depend on that.
             self._nodes = self._nodes_of(slow)
@@ -227,13 +264,14 @@ class AutoPolicy(Policy):
     def _begin(self) -> None:
         """Take over what earlier requests learned of the drafters."""
         self._first_worth = FIRST_WORTH * self._plain_seconds
+        deciding = self._experience.deciding.total / max(len(self._asked), 1)
         for asked in self._asked:
             self._trust[asked.name] = asked.costs.trust
             worth = asked.costs.worth
             if worth is None:
                 asked.worth = self._first_worth
             else:
-                chance = SECOND_CHANCE * asked.costs.total
+                chance = SECOND_CHANCE * (asked.costs.total + deciding)
                 asked.worth = min(max(worth, chance), self._plain_seconds)
 
     def _why_not(self, nodes: Sequence[Node]) -> str:
@@ -274,8 +312,8 @@ class AutoPolicy(Policy):
     def _is_cheap(self, asked: _Asked) -> bool:
         if not self._rule.same_tokens and not isinstance(asked.drafter, EvidenceDrafter):
             return False  # what it draws must be kept or left without a look at it
-        if not asked.costs.asks:
-            return isinstance(asked.drafter, EvidenceDrafter)
+        if asked.costs.asks < TRIALS and not isinstance(asked.drafter, EvidenceDrafter):
+            return False
         return asked.costs.each < CHEAP * self._costs.seconds(1, self._context)
 
     def _ask_cheap(self, context: Sequence[int], limit: int) -> None:
@@ -283,13 +321,33 @@ class AutoPolicy(Policy):
             if not self._is_cheap(asked):
                 continue
             cost = asked.costs.total
-            if asked.worth < cost:
-                asked.resting += 1
-                if asked.resting % REST or not self._budget.allows(cost):
+            if asked.worth < cost and not self._looking:
+                if self._steps % REST or not self._budget.allows(cost):
                     continue
-                self._budget.spend(cost)
-                self._exploring += cost
+                self._spend(cost)
             self._ask(asked, context, limit)
+
+    def _any_pays(self) -> bool:
+        """Whether those asked at every step save more than asking them and deciding costs."""
+        saved, cost = 0.0, self._experience.deciding.total
+        for asked in self._asked:
+            if asked.worth >= asked.costs.total and self._is_cheap(asked):
+                saved += asked.worth
+                cost += asked.costs.total
+        return saved >= cost
+
+    def _may_look(self) -> bool:
+        """Whether the budget has a step for finding out if drafters have begun to pay."""
+        cost = self._experience.deciding.total
+        cost += sum(asked.costs.total for asked in self._asked if self._is_cheap(asked))
+        if self._budget.allows(cost):
+            self._spend(cost)
+            return True
+        return False
+
+    def _spend(self, seconds: float) -> None:
+        self._budget.spend(seconds)
+        self._exploring += max(seconds, 0.0)
 
     def _ask(self, asked: _Asked, context: Sequence[int], limit: int) -> None:
         """Take a drafter's proposal, and what it cost."""
@@ -312,6 +370,7 @@ class AutoPolicy(Policy):
         asked.last_context = len(context)
         asked.asked += 1
         asked.seconds += seconds
+        self._in_drafters += seconds
         if unseen <= MOST_NODES + 1:
             asked.costs.add(seconds / size)
         elif asked.costs.asks:
@@ -361,9 +420,10 @@ class AutoPolicy(Policy):
         rate = tokens / curve[len(chosen)]
         best, choice = rate * (1.0 + MARGIN), None
         for asked in self._asked:
-            if asked.costs.asks == 0 and not isinstance(asked.drafter, EvidenceDrafter):
-                self._audition(asked, context)
             if self._is_cheap(asked):
+                continue
+            if asked.costs.asks < TRIALS and not isinstance(asked.drafter, EvidenceDrafter):
+                self._audition(asked, context)
                 continue
             catch_up = self._catch_up(asked)
             spread = catch_up / min(max(self._room, 1), 32)
@@ -379,8 +439,7 @@ class AutoPolicy(Policy):
                 if length == 1 and choice is None:
                     loss = curve[1] + drafting + catch_up - expected / rate
                     if self._budget.earned and self._budget.allows(loss):
-                        self._budget.spend(loss)
-                        self._exploring += max(loss, 0.0)
+                        self._spend(loss)
                         choice = (asked, 1)
         if choice is None:
             return None
@@ -402,20 +461,24 @@ class AutoPolicy(Policy):
         """Find out what a drafter costs, away from the request, on the end of its text.
 
         So that a model that is slower than the target never reads a whole prompt to show it.
+        One token at a time, when the budget has what the last one cost.
         """
-        stranger = spawned(asked.drafter)
-        if self._sampler is not None:
-            stranger.sample_with(self._sampler)
-        text = list(context[-AUDITION_TOKENS - TRIALS :])
-        stranger.start(Context(text[:1]))
-        for trial in range(TRIALS):
-            began = perf_counter()
-            seen = Context(text[: max(len(text) - TRIALS + trial + 1, 1)])
-            draft = ask(stranger, stranger.propose, Draft, seen, 1)
-            seconds = perf_counter() - began
-            asked.costs.add(seconds / max(len(draft), 1))
-            self._budget.spend(seconds)
-            self._exploring += seconds
+        cost = asked.costs.each if asked.costs.asks else AUDITION * self._plain_seconds
+        if not self._budget.allows(cost):
+            return
+        seen = Context(list(context[-AUDITION_TOKENS:]))
+        if asked.stranger is None:
+            asked.stranger = spawned(asked.drafter)
+            if self._sampler is not None:
+                asked.stranger.sample_with(self._sampler)
+            asked.stranger.start(seen)
+        began = perf_counter()
+        draft = ask(asked.stranger, asked.stranger.propose, Draft, seen, 1)
+        seconds = perf_counter() - began
+        asked.costs.add(seconds / max(len(draft), 1))
+        self._spend(seconds)
+        if asked.costs.asks >= TRIALS:
+            asked.stranger = None
 
     def _catch_up(self, asked: _Asked) -> float:
         """Seconds for a drafter to read what was said since it was asked last."""
@@ -441,8 +504,7 @@ class AutoPolicy(Policy):
                 continue
             loss = curve[count] - sums[count] / rate
             if self._budget.allows(loss):
-                self._budget.spend(loss)
-                self._exploring += max(loss, 0.0)
+                self._spend(loss)
                 return nodes, count
         return nodes, chosen
 

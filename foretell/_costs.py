@@ -78,6 +78,8 @@ class PassCosts:
         with self._lock:
             self.num_passes += 1
             samples = self._samples.get(rows)
+            if samples is not None and samples.count == WINDOW and self.num_passes % 2:
+                return  # every second one will do, and looking at it takes time
             if samples is None:
                 # The guess counts as one sample: the first pass of its kind is often a slow one.
                 samples = self._samples[rows] = _Median()
@@ -88,7 +90,7 @@ class PassCosts:
             elif samples.count >= 5:
                 expected = self.seconds(rows, context)
                 late = math.log(seconds / expected)
-                self._log_pace += 0.15 * min(max(late, -0.25), 0.25)
+                self._log_pace += 0.2 * min(max(late, -0.25), 0.25)
                 self._log_pace *= 0.995  # what lasts is for the medians to learn
                 bound = math.log(SLOWEST_PACE)
                 self._log_pace = min(max(self._log_pace, -bound), bound)

@@ -56,8 +56,9 @@ def clock(monkeypatch):
     return clock
 
 
-def stats(drafters, one, more, *, tokens=200, model=MODEL, experience=None):
+def stats(drafters, one, more, *, tokens=200, model=MODEL, experience=None, budget=0.0):
     engine = with_costs(Engine(model, drafters=drafters), one, more)
+    engine._experience.budget.earn(100.0 * budget)
     if experience is not None:
         engine._experience = experience
     result = engine.generate([1, 2], max_tokens=tokens, ignore_eos=True)
@@ -66,7 +67,10 @@ def stats(drafters, one, more, *, tokens=200, model=MODEL, experience=None):
 
 
 def policy(drafters, one=1.0, more=0.1, context=(1, 2)):
-    made = AutoPolicy(MODEL, drafters, Experience(costs=GivenCosts(one, more)))
+    """Of an engine that has seen a few things, and may spend a second on finding out more."""
+    experience = Experience(costs=GivenCosts(one, more), num_accepted_nodes=100)
+    experience.budget.earn(100.0)
+    made = AutoPolicy(MODEL, drafters, experience)
     made.start(context)
     return made
 
@@ -175,10 +179,10 @@ def test_a_draft_model_that_pays_is_asked_for_as_much_as_pays(clock):
         clock.now += 0.1 * limit
         return Draft.one_hot(continuation(MODEL, list(context), limit))
 
-    made = stats([Scripted(script)], 1.0, 0.05, tokens=300)
+    made = stats([Scripted(script)], 1.0, 0.05, tokens=300, budget=1.0)
     assert made.tokens_per_step > 3
     lengths.clear()
-    dear = stats([Scripted(script)], 1.0, 0.95, tokens=300)
+    dear = stats([Scripted(script)], 1.0, 0.95, tokens=300, budget=1.0)
     assert dear.num_drafts < 10
 
 
@@ -191,6 +195,7 @@ def test_a_slow_drafter_does_not_read_the_prompt_to_show_its_speed(clock):
         return Draft.one_hot((0,))
 
     engine = with_costs(Engine(MODEL, drafters=[Scripted(script)]), 1.0, 0.1)
+    engine._experience.budget.earn(100.0)
     engine.generate([1, 2] * 200, max_tokens=20)
     assert read
     assert max(read) < 10
@@ -203,6 +208,56 @@ def test_exploring_stays_within_its_budget():
     for seed in range(6):
         engine.generate([1, 2, seed % 6], max_tokens=200)
     assert experience.budget.spent <= 1.05 * experience.budget.earned
+
+
+def test_a_drafter_is_tried_out_as_the_budget_allows(clock):
+    """5 passes for a token: after the first one the budget is overdrawn, and it has to wait."""
+    asks = []
+
+    def script(context, limit):
+        asks.append(len(context))
+        clock.now += 5.0
+        return Draft.one_hot((0,))
+
+    experience = Experience(costs=GivenCosts(1.0, 0.1))
+    made = AutoPolicy(MODEL, [Scripted(script)], experience)
+    made.start([1, 2])
+    for passes in range(2000):
+        before = len(asks)
+        made.propose([1, 2, 3], 8)
+        if len(asks) > before:
+            assert experience.budget.earned >= (5.0 * before if before else 0.1)
+        made.passed(1, 1.0)
+        experience.costs.num_passes = passes
+    assert len(asks) == 4
+    assert experience.budget.spent <= experience.budget.earned + 5.0
+
+
+def test_where_nothing_pays_nothing_is_decided(clock):
+    """After a while 15 of 16 steps do not even look, and one that looks sees when it begins to."""
+
+    class Late(Says):
+        def suggest(self, context, limit):
+            made = super().suggest(context, limit)
+            return made if len(context) > 1200 else Proposal()
+
+        def spawn(self):
+            return Late(self.claim, clock=self.clock, seconds=self.seconds, asks=self.asks)
+
+    late = Late(0.9, clock=clock, seconds=0.02)
+    made = stats([late], 1.0, 0.05, tokens=2000, budget=1000.0)
+    quiet = [at for at in late.asks if 500 < at <= 1200]
+    assert len(quiet) <= 700 / 16 + 1
+    assert made.num_steps < 1200 + 32 + 800 / 5
+
+
+def test_first_drafts_are_short_whatever_is_claimed():
+    experience = Experience(costs=GivenCosts(1.0, 0.0))
+    made = AutoPolicy(MODEL, [Says(0.99)], experience)
+    made.start([1, 2])
+    assert len(made.propose([1, 2], 8)) == 2
+    experience.num_accepted_nodes = 4
+    assert len(made.propose([1, 2], 8)) == 6
 
 
 def test_the_report_adds_up():
@@ -231,7 +286,7 @@ def test_fixed_lengths_decide_nothing():
 
 def test_two_drafters_of_one_name_are_told_apart():
     drafts = [DraftModel(TableModel(MODEL.table)), DraftModel(TableModel(-MODEL.table))]
-    made = stats(drafts, 1.0, 0.05, tokens=300)
+    made = stats(drafts, 1.0, 0.05, tokens=300, budget=1.0)
     names = [entry["name"] for entry in made.policy["drafters"]]
     assert names == ["draft_model", "draft_model 2"]
     good, bad = made.policy["drafters"]
