@@ -102,3 +102,30 @@ def test_llama_cpp_is_left_out_with_the_command_that_installs_it(tiny, tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "q4_1 is left out" in ran.stdout
     assert "pip install --no-binary llama-cpp-python" in " ".join(ran.stdout.split())
+
+
+def test_never_slower_goes_on_where_it_ended(tmp_path):
+    questions = tmp_path / "questions.jsonl"
+    entry = {"question_id": 1, "category": "qa", "turns": ["who?", "why?"]}
+    other = {"question_id": 2, "category": "writing", "turns": ["Say it, say it, say it again."]}
+    questions.write_text(json.dumps(entry) + "\n" + json.dumps(other) + "\n", "utf-8")
+    output = tmp_path / "record.json"
+    arguments = ["--questions", questions, "--output", output, "--dtypes", "native"]
+    arguments += "--per-category 1 --hostile-questions 1 --max-tokens 6 --repetitions 2".split()
+    first = run("never_slower.py", *arguments, "--minutes", 0)
+    assert first.returncode == 0, first.stderr
+    assert json.loads(output.read_text("utf-8"))["samples"] == []
+    ran = run("never_slower.py", *arguments)
+    assert ran.returncode == 0, ran.stderr
+    record = json.loads(output.read_text("utf-8"))
+    assert len(record["slices"]) == 2
+    assert len(record["samples"]) == 2 * 5
+    assert all(sample["equal"] for sample in record["samples"])
+    workloads = [entry["workload"] for entry in record["results"]]
+    assert {"qa", "mt_bench", "random text", "wrong drafter", "slow drafter"} <= {*workloads}
+    wrong = [s for s in record["samples"] if s["workload"] == "wrong drafter"]
+    assert all(sample["accepted"] == 0 for sample in wrong)
+    assert str(tmp_path) not in output.read_text("utf-8")
+    again = run("never_slower.py", *arguments[:-1], 3)
+    assert again.returncode != 0
+    assert "other settings" in again.stderr
