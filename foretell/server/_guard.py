@@ -118,7 +118,8 @@ class Guard:
         )
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
-        size, started = 0, False
+        """The application, with a body of bounded size; what it says of a larger one is dropped."""
+        size = 0
 
         async def counted() -> MutableMapping[str, Any]:
             nonlocal size
@@ -129,17 +130,17 @@ class Guard:
                     raise self._too_large()
             return message
 
-        async def watched(message: MutableMapping[str, Any]) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
+        async def unless_too_large(message: MutableMapping[str, Any]) -> None:
+            if size <= self._most:
+                await send(message)
 
         try:
-            await self._app(scope, counted, watched)
-        except ApiError as error:
-            if started:
+            await self._app(scope, counted, unless_too_large)
+        except Exception:
+            if size <= self._most:
                 raise
-            await error.response()(scope, receive, send)
+        if size > self._most:
+            await self._too_large().response()(scope, receive, send)
 
 
 def _digest(key: str) -> bytes:

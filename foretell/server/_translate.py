@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from foretell._engine import Engine, NumDraftTokens
+from foretell._engine import DRAFTERS, Engine, NumDraftTokens
+from foretell._errors import ContextLengthError, InputError
 from foretell._sampling import SamplingParams
 from foretell.server._errors import bad_request
 from foretell.server._schema import ChatRequest, CompletionRequest, Sampling
@@ -18,15 +20,8 @@ FIELDS = {
         "max_tokens min_tokens stop stop_token_ids ignore_eos temperature top_p top_k min_p "
         "repetition_penalty presence_penalty frequency_penalty logit_bias seed n logprobs"
     ).split()
-} | {
-    "the": "messages",
-    "messages": "messages",
-    "message": "messages",
-    "drafters": "foretell.drafters",
-    "unknown": "foretell.drafters",
-    "verification": "foretell.verification",
 }
-"""How the engine's messages begin, and which field of the API they are about."""
+"""How the engine's messages about options begin, and which field of the API they are about."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,8 @@ def chat_order(body: ChatRequest, engine: Engine, settings: Settings) -> Order:
         role = "system" if message.role == "developer" else message.role
         name = {} if message.name is None else {"name": message.name}
         messages.append({"role": role, "content": content, **name})
-    tokens = engine.encode(messages=messages)
+    with _about("messages"):
+        tokens = engine.encode(messages=messages)
     wanted = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return _order(body, [tokens], wanted, logprobs, engine, settings)
@@ -74,7 +70,8 @@ def completion_order(body: CompletionRequest, engine: Engine, settings: Settings
     prompt = body.prompt
     single = isinstance(prompt, str) or isinstance(prompt[0], int)
     prompts: list[Any] = [prompt] if single else list(prompt)
-    encoded = [engine.encode(one) for one in prompts]
+    with _about("prompt"):
+        encoded = [engine.encode(one) for one in prompts]
     echo, wanted = bool(body.echo), 16 if body.max_tokens is None else body.max_tokens
     if wanted == 0 and not echo:
         raise bad_request("max_tokens is 0, so there is nothing to do; use 1 or more", "max_tokens")
@@ -146,6 +143,7 @@ def _order(
     params = SamplingParams(max_tokens=wanted, logprobs=logprobs, **given, **(extra or {}))
     drafters = None if speculation is None else speculation.drafters
     number = None if speculation is None else speculation.num_draft_tokens
+    _check_drafters(drafters or (), engine)
     rule = None if speculation is None else speculation.verification
     options = body.stream_options
     return Order(
@@ -160,6 +158,27 @@ def _order(
         echo,
         only_echo,
     )
+
+
+def _check_drafters(names: Sequence[str], engine: Engine) -> None:
+    known = [name for name in DRAFTERS if name != "draft_model" or engine.draft is not None]
+    for name in names:
+        if name not in known:
+            raise bad_request(
+                f"foretell.drafters has {name[:40]!r}; the drafters here are {', '.join(known)}",
+                "foretell.drafters",
+            )
+
+
+@contextmanager
+def _about(field: str) -> Iterator[None]:
+    """What the engine does not like in here is this field's fault."""
+    try:
+        yield
+    except InputError as error:
+        long = isinstance(error, ContextLengthError)
+        code = "context_length_exceeded" if long else None
+        raise bad_request(str(error), field, code) from error
 
 
 def _token_id(text: str) -> int:
