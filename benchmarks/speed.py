@@ -35,6 +35,8 @@ from foretell.bench._machine import (
     seconds_of_others,
     versions,
 )
+from foretell.bench._peer import PeerError, ProcessPeer
+from foretell.bench._protocol import Missing, Request
 from foretell.bench._watch import Watch
 
 DTYPES = ("float32", "bfloat16")
@@ -43,7 +45,6 @@ WIDTHS = (1, 2, 3, 4, 8, 16)
 WIDTH_REPEATS = 5
 LONG_CONTEXT = 500
 MEGABYTE = 1_000_000
-HERE = Path(__file__).resolve().parent
 
 TEXT = (
     "The lighthouse stood on a rock half a mile from the shore. Every evening the keeper climbed "
@@ -217,36 +218,25 @@ class Transformers:
     """transformers' `generate` in its own process, or the reason why it is not there."""
 
     def __init__(self, python: str, threads: int) -> None:
-        self.process = subprocess.Popen(
-            [python, str(HERE / "transformers_process.py"), str(demo_path()), str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.requests, self.answers = self.process.stdin, self.process.stdout
-        hello = json.loads(self.answers.readline() or '{"missing": "its process ended at once"}')
-        self.missing: str | None = hello.pop("missing", None)
-        self.versions: dict[str, str] = hello
-
-    def generate(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
-        print(json.dumps({"prompt": prompt, "max_tokens": max_tokens}), file=self.requests)
-        self.requests.flush()
-        answer: dict[str, Any] = json.loads(self.answers.readline())
-        return answer
+        settings = {"model": str(demo_path()), "draft": None, "dtype": "float32"}
+        other = None if python == sys.executable else python
+        self.peer = ProcessPeer("transformers", settings | {"threads": threads}, other)
+        self.missing: str | None = None
+        self.versions: dict[str, str] = {}
+        try:
+            self.versions = dict(self.peer.start())
+        except (Missing, PeerError) as error:
+            self.missing = str(error)
 
     def measure(self, prompt: list[int], max_tokens: int) -> Round:
         if self.missing is not None:
             return {}
-        seconds = self.generate(prompt, max_tokens)["decode_seconds"]
-        # As for Foretell, the first token belongs to prefill.
-        return {"transformers_tokens_per_second": (max_tokens - 1) / seconds}
+        # As for Foretell, nothing ends the answer early and the first token belongs to prefill.
+        answer = self.peer.ask(Request("plain", prompt, max_tokens))
+        return {"transformers_tokens_per_second": answer.decode_tokens / answer.decode_seconds}
 
     def close(self) -> None:
-        self.requests.close()
-        self.process.wait()
+        self.peer.close()
 
 
 PEAK_MEMORY = """

@@ -102,3 +102,18 @@ def test_a_draft_model_is_for_drafters_that_use_one(tmp_path):
     told = settings(tmp_path, "foretell:auto,drafters=suffix", draft="small")
     assert told["draft"] is None
     assert settings(tmp_path, "foretell:auto", draft="small")["draft"] == "small"
+
+
+def test_peers_get_as_many_bits_for_a_weight(tmp_path, monkeypatch):
+    import foretell.bench._convert as convert
+
+    asked = []
+    monkeypatch.setattr(
+        convert, "converted", lambda source, kind, folder: asked.append(kind) or source
+    )
+    for dtype in ("float32", "bfloat16", "int8", "native"):
+        settings(tmp_path, f"llama.cpp:ngram-mod,dtype={dtype}")
+    assert asked == ["F32", "F16", "Q8_0"]
+    asked.clear()
+    settings(tmp_path, "openvino:prompt_lookup,dtype=float32")
+    assert asked == ["F16"]  # which its worker expands: it reads no F32

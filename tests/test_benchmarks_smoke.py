@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import foretell
+from foretell._model import Rows
 from foretell.backends.cpu._model import load
+from foretell.bench._convert import converted
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -43,6 +46,19 @@ def test_the_random_model_loads_in_both_formats(tiny):
         model = load(path, dtype=dtype, threads=1)
         assert model.config.num_heads == 32
         assert model.config.tied
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+def test_a_converted_file_is_the_same_model_in_other_weights(tiny, tmp_path, kind):
+    path = converted(tiny / "tiny.gguf", kind, tmp_path / "made")
+    assert converted(tiny / "tiny.gguf", kind, tmp_path / "made") == path
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    own, other = (load(file, dtype="native", threads=1) for file in (tiny / "tiny.gguf", path))
+    logits = [m.forward([Rows(m.new_session(), [1, 2, 3])]).logits for m in (own, other)]
+    if kind == "F32":  # what the quantized numbers stand for, to the bit
+        assert np.array_equal(*logits)
+    else:
+        assert np.allclose(*logits, atol=0.05 * float(np.abs(logits[0]).max()))
 
 
 @pytest.fixture(scope="module")

@@ -256,7 +256,9 @@ def settings_of(specs: Sequence[EngineSpec], places: Places, folder: Path) -> di
     if spec.model is None and spec.dtype in GGUF_KINDS:
         from foretell.bench._convert import converted
 
-        model = converted(model, GGUF_KINDS[spec.dtype], folder)
+        # OpenVINO reads no float32 from GGUF: its worker expands 16-bit weights.
+        dtype = "bfloat16" if spec.kind == "openvino" and spec.dtype == "float32" else spec.dtype
+        model = converted(model, GGUF_KINDS[dtype], folder)
     draft = None if places.draft is None else str(_files(places.draft))
     return settings | {"model": str(model), "draft": draft, "llama_server": places.llama_server}
 

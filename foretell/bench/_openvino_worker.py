@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from foretell.bench._protocol import Answer, Missing, Request, Worker, main
@@ -27,15 +29,18 @@ class OpenVinoWorker(Worker):
             raise Missing(f"{error}; {INSTALL}") from None
         self._openvino, self._genai = openvino, openvino_genai
         options: dict[str, Any] = {"INFERENCE_NUM_THREADS": settings["threads"]}
+        model = settings["model"]
         if settings["dtype"] == "float32":
             # Else it computes in bfloat16 where the processor can.
             options["INFERENCE_PRECISION_HINT"] = "f32"
+            if model.endswith(".gguf"):
+                model = str(expanded(Path(model)))
         if settings["modes"] == ["prompt_lookup"]:
             options["prompt_lookup"] = True
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
         self._pipeline = openvino_genai.LLMPipeline(
-            settings["model"], "CPU", scheduler_config=scheduler, **options
+            model, "CPU", scheduler_config=scheduler, **options
         )
         self.versions = {
             "openvino": openvino.get_version(),
@@ -85,6 +90,43 @@ class OpenVinoWorker(Worker):
         )
         tensor.data[0, :] = values
         return tensor
+
+
+def expanded(file: Path) -> Path:
+    """A folder with the model of a GGUF file, its 16-bit weights as float32; made if not there.
+
+    OpenVINO reads no float32 from GGUF, and keeps 16-bit weights as they are in memory.
+    """
+    import numpy as np
+    import openvino
+    import openvino_genai
+    from openvino import opset13
+
+    target = file.with_name(f"{file.stem}-openvino-float32")
+    if target.exists():
+        return target
+    with tempfile.TemporaryDirectory(dir=file.parent) as name:
+        own, made = Path(name) / "read", Path(name) / "made"
+        own.mkdir()
+        made.mkdir()
+        (own / file.name).symlink_to(file)
+        # It writes what it has read beside the file.
+        openvino_genai.LLMPipeline(str(own / file.name), "CPU", enable_save_ov_model=True)
+        model = openvino.Core().read_model(own / "openvino_model.xml")
+        for node in model.get_ops():
+            if node.get_type_name() != "Convert":
+                continue
+            source = node.input_value(0).get_node()
+            kind = node.get_output_element_type(0)
+            if source.get_type_name() == "Constant" and kind == openvino.Type.f32:
+                constant = opset13.constant(source.data.astype(np.float32))
+                for reader in list(node.output(0).get_target_inputs()):
+                    reader.replace_source_output(constant.output(0))
+        openvino.save_model(model, made / "openvino_model.xml", compress_to_fp16=False)
+        for part in own.glob("openvino_*tokenizer.*"):
+            part.rename(made / part.name)
+        made.rename(target)
+    return target
 
 
 def run() -> None:

@@ -28,6 +28,8 @@ class TransformersWorker(Worker):
         transformers.utils.logging.set_verbosity_error()
         self._torch, self._transformers = torch, transformers
         self._model = self._load(settings["model"], settings["dtype"])
+        # What ends an answer is said with each request, and may be nothing.
+        self._model.generation_config.eos_token_id = None
         draft = settings["draft"]
         self._assistant = None if draft is None else self._load(draft, settings["dtype"])
         self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
