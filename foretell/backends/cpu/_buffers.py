@@ -42,7 +42,7 @@ class Buffers:
         attention = (
             BLOCK * (config.head_dim + padded_head)  # a tree node's keys and values
             + at.JOB_ROWS * group * BLOCK  # scores
-            + self._part_floats
+            + at.VALUE_QUERIES * self._part_floats  # results to fold
         )
         floats = max(attention, TILE_OUTPUTS * _padded(widest))
         self._scratch_floats = (floats + 1023) // 1024 * 1024

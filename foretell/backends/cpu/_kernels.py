@@ -108,7 +108,7 @@ def _make_tiles(kind):
     return tiles
 
 
-_tiles_f32, _tiles_bf16 = _make_tiles(F32), _make_tiles(BF16)
+_tiles_f32, _tiles_bf16, _tiles_f16 = (_make_tiles(kind) for kind in (F32, BF16, F16))
 _tiles_q8_0, _tiles_q4_0, _tiles_q4_1 = (_make_tiles(kind) for kind in (Q8_0, Q4_0, Q4_1))
 _unpack_f32, _unpack_bf16, _unpack_f16 = (unpack_row(kind) for kind in (F32, BF16, F16))
 _unpack_q8_0, _unpack_q4_0, _unpack_q4_1 = (unpack_row(kind) for kind in (Q8_0, Q4_0, Q4_1))
@@ -118,7 +118,7 @@ _ELEMENTS = np.array([stored.elements for stored in FORMATS])
 _SIZES = np.array([stored.size for stored in FORMATS])
 _IS_PLAIN = np.array([kind in PLAIN for kind in range(len(FORMATS))])
 # Up to how many rows a format is multiplied as it lies; more rows share one conversion.
-_DIRECT_ROWS = np.array([1 << 60, 8, 0, 4, 4, 4, 0, 0, 0])
+_DIRECT_ROWS = np.array([1 << 60, 8, 8, 4, 4, 4, 0, 0, 0])
 
 
 @njit
@@ -197,6 +197,11 @@ def linear(rows, x, x_stride, kind, w, k, first, last, out, out_stride, scratch)
                 )  # fmt: skip
             elif kind == BF16:
                 _tiles_bf16(
+                    count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
+                    ahead, row_bytes, pace,
+                )  # fmt: skip
+            elif kind == F16:
+                _tiles_f16(
                     count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
                     ahead, row_bytes, pace,
                 )  # fmt: skip
@@ -329,16 +334,99 @@ def nearest_bfloat16(value):
 
 # Numbers of the cache are float32 or bfloat16 (``kind``), rounded once when they are stored.
 
-_score_1x2, _score_2x2, _score_3x2, _score_4x2 = (
-    score_tile(queries, 2, F32) for queries in range(1, 5)
-)
-_score_1x2_bf16, _score_2x2_bf16, _score_3x2_bf16, _score_4x2_bf16 = (
-    score_tile(queries, 2, BF16) for queries in range(1, 5)
-)
-_value_1, _value_2, _value_4, _value_8 = (value_tile(vectors, F32) for vectors in (1, 2, 4, 8))
-_value_1_bf16, _value_2_bf16, _value_4_bf16, _value_8_bf16 = (
-    value_tile(vectors, BF16) for vectors in (1, 2, 4, 8)
-)
+# Shapes of tiles are what 16 vector registers hold.
+
+
+def _make_scores(kind):
+    """``scores`` for one kind of cache."""
+    tile_1x8, tile_2x4, tile_3x4, tile_4x2 = (
+        score_tile(queries, groups, kind) for queries, groups in ((1, 8), (2, 4), (3, 4), (4, 2))
+    )
+
+    @njit
+    def scores(queries, q, q_stride, keys, head_dim, groups, out, out_stride, ahead, turn, turns):
+        size = item_size(kind) * GROUP * head_dim  # of 8 keys
+        tiles = (queries + 3) // 4
+        for tile in range(tiles):
+            left = min(queries - 4 * tile, 4)
+            step = 8 if left == 1 else 2 if left == 4 else 4
+            source, to = q + 4 * tile * q_stride, out + 4 * tile * out_stride
+            pace = step * item_size(kind) * GROUP // (tiles * turns)
+            fetched = ahead + (turn * tiles + tile) * pace * head_dim
+            for group in range(0, groups, step):
+                k, target = keys + group * size, to + 4 * GROUP * group
+                ahead_of_group = fetched + group * size
+                if left == 1:
+                    tile_1x8(
+                        source, q_stride, k, head_dim, target, out_stride, ahead_of_group, pace
+                    )
+                elif left == 2:
+                    tile_2x4(
+                        source, q_stride, k, head_dim, target, out_stride, ahead_of_group, pace
+                    )
+                elif left == 3:
+                    tile_3x4(
+                        source, q_stride, k, head_dim, target, out_stride, ahead_of_group, pace
+                    )
+                else:
+                    tile_4x2(
+                        source, q_stride, k, head_dim, target, out_stride, ahead_of_group, pace
+                    )
+
+    return scores
+
+
+def _make_weighted_values(kind):
+    """``weighted_values`` for one kind of cache."""
+    tile_1x8, tile_2x4, tile_3x4, tile_4x2 = (
+        value_tile(queries, vectors, kind) for queries, vectors in ((1, 8), (2, 4), (3, 4), (4, 2))
+    )
+    tile_1x1, tile_2x1, tile_3x1, tile_4x1 = (
+        value_tile(queries, 1, kind) for queries in (1, 2, 3, 4)
+    )
+
+    @njit
+    def weighted_values(
+        queries, weights, weight_stride, values, vectors, count, out, out_stride, ahead, size
+    ):
+        vector = GROUP * item_size(kind)
+        stride = vectors * vector
+        step = 8 if queries == 1 else 2 if queries == 4 else 4
+        pace = size // (vectors * count)  # for each vector of a row
+        part = 0
+        while part < vectors:
+            at, to, fetched = values + part * vector, out + 32 * part, ahead + part * pace * count
+            if part + step > vectors:
+                if queries == 1:
+                    tile_1x1(
+                        weights, weight_stride, at, stride, count, to, out_stride, fetched, pace
+                    )
+                elif queries == 2:
+                    tile_2x1(
+                        weights, weight_stride, at, stride, count, to, out_stride, fetched, pace
+                    )
+                elif queries == 3:
+                    tile_3x1(
+                        weights, weight_stride, at, stride, count, to, out_stride, fetched, pace
+                    )
+                else:
+                    tile_4x1(
+                        weights, weight_stride, at, stride, count, to, out_stride, fetched, pace
+                    )
+                part += 1
+                continue
+            paces = step * pace
+            if queries == 1:
+                tile_1x8(weights, weight_stride, at, stride, count, to, out_stride, fetched, paces)
+            elif queries == 2:
+                tile_2x4(weights, weight_stride, at, stride, count, to, out_stride, fetched, paces)
+            elif queries == 3:
+                tile_3x4(weights, weight_stride, at, stride, count, to, out_stride, fetched, paces)
+            else:
+                tile_4x2(weights, weight_stride, at, stride, count, to, out_stride, fetched, paces)
+            part += step
+
+    return weighted_values
 
 
 @njit
@@ -390,38 +478,29 @@ def copy_key_value(keys, values, slot, to_keys, to_values, to_slot, head_dim, ki
             store_f32(to_row + 4 * d, load_f32(row + 4 * d))
 
 
-@njit
-def scores(queries, q, q_stride, kind, keys, head_dim, count, out, out_stride):
-    """Unscaled scores of all queries with the first ``count`` keys of a block, 16 at a time.
+_scores_f32, _scores_bf16 = _make_scores(F32), _make_scores(BF16)
+_weighted_values_f32, _weighted_values_bf16 = (
+    _make_weighted_values(F32),
+    _make_weighted_values(BF16),
+)
 
-    Meanwhile the next keys are fetched, and with them the same share of the block's values,
-    which lie behind its keys.
+
+@njit
+def scores(queries, q, q_stride, kind, keys, head_dim, count, out, out_stride, ahead, turn, turns):
+    """Unscaled scores of all queries with the first ``count`` keys of a block.
+
+    Meanwhile what lies at ``ahead`` is fetched, as many bytes as the keys have: an equal part in
+    each of the ``turns`` calls for a block.
     """
-    size = item_size(kind) * GROUP * head_dim  # of 8 keys
-    for group in range(0, (count + 7) // 8, 2):
-        k = keys + group * size
-        target = out + 4 * GROUP * group
-        ahead, values = k + 2 * size, k + BLOCK // GROUP * size
-        for done in range(0, queries, 4):
-            source, to = q + done * q_stride, target + done * out_stride
-            left = queries - done
-            if kind == BF16:
-                if left >= 4:
-                    _score_4x2_bf16(source, q_stride, k, head_dim, to, out_stride, ahead, values)
-                elif left == 3:
-                    _score_3x2_bf16(source, q_stride, k, head_dim, to, out_stride, ahead, values)
-                elif left == 2:
-                    _score_2x2_bf16(source, q_stride, k, head_dim, to, out_stride, ahead, values)
-                else:
-                    _score_1x2_bf16(source, q_stride, k, head_dim, to, out_stride, ahead, values)
-            elif left >= 4:
-                _score_4x2(source, q_stride, k, head_dim, to, out_stride, ahead, values)
-            elif left == 3:
-                _score_3x2(source, q_stride, k, head_dim, to, out_stride, ahead, values)
-            elif left == 2:
-                _score_2x2(source, q_stride, k, head_dim, to, out_stride, ahead, values)
-            else:
-                _score_1x2(source, q_stride, k, head_dim, to, out_stride, ahead, values)
+    groups = (count + GROUP - 1) // GROUP
+    if kind == BF16:
+        _scores_bf16(
+            queries, q, q_stride, keys, head_dim, groups, out, out_stride, ahead, turn, turns
+        )
+    else:
+        _scores_f32(
+            queries, q, q_stride, keys, head_dim, groups, out, out_stride, ahead, turn, turns
+        )
 
 
 @njit
@@ -452,37 +531,21 @@ def exponentials(row, count, scale):
 
 
 @njit
-def weighted_values(weights, kind, values, vectors, count, out):
-    """The sum of ``count`` value rows of 8 x ``vectors`` numbers, each times its weight."""
-    size = 8 * item_size(kind)
-    stride = vectors * size
-    part = 0
-    while part < vectors:
-        at, to, left = values + part * size, out + 32 * part, vectors - part
-        if left >= 8:
-            if kind == BF16:
-                _value_8_bf16(weights, at, stride, count, to)
-            else:
-                _value_8(weights, at, stride, count, to)
-            part += 8
-        elif left >= 4:
-            if kind == BF16:
-                _value_4_bf16(weights, at, stride, count, to)
-            else:
-                _value_4(weights, at, stride, count, to)
-            part += 4
-        elif left >= 2:
-            if kind == BF16:
-                _value_2_bf16(weights, at, stride, count, to)
-            else:
-                _value_2(weights, at, stride, count, to)
-            part += 2
-        else:
-            if kind == BF16:
-                _value_1_bf16(weights, at, stride, count, to)
-            else:
-                _value_1(weights, at, stride, count, to)
-            part += 1
+def weighted_values(
+    queries, weights, weight_stride, kind, values, vectors, count, out, out_stride, ahead, size
+):
+    """For up to 4 queries the sum of ``count`` rows of 8 x ``vectors`` values, each weighted.
+
+    Meanwhile ``size`` bytes at ``ahead`` are fetched.
+    """
+    if kind == BF16:
+        _weighted_values_bf16(
+            queries, weights, weight_stride, values, vectors, count, out, out_stride, ahead, size
+        )
+    else:
+        _weighted_values_f32(
+            queries, weights, weight_stride, values, vectors, count, out, out_stride, ahead, size
+        )
 
 
 @njit

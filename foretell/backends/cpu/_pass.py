@@ -151,6 +151,7 @@ _EMBEDDING, _NORMS, _QKV, _ROTARY, _ATTENTION, _COMBINING, _OUTPUT, _GATE_UP, _D
 PHASES_PER_LAYER = 10
 COUNTER_BYTES = 128  # a cache line for taking, one for finishing
 JOB_ROWS = 8  # most rows of an attention job
+VALUE_QUERIES = 4  # most queries that share a reading of values
 OUTPUTS_AT_LEAST = 16  # a thread's smallest share of a layer; a multiple of 8, so that no vector
 # of results belongs to two threads
 PATIENCE = 20_000  # looks a helper takes for thread 0 before it leaves
@@ -296,10 +297,11 @@ def _rotary_phase(p, counter, layer, layer_offset, epsilon):
 
 
 @njit
-def _attend_block(p, first, last, kv_head, block, keys, values, table, scale):
+def _attend_block(p, first, last, kv_head, block, keys, values, next_keys, table, scale):
     """Rows ``first`` to ``last`` of one session against one block, results to ``partials``.
 
-    ``table`` is this thread's scratch: scores of all queries, then one block's result.
+    Each half of the work fetches what the next half reads: the block's values, then the keys
+    at ``next_keys``. ``table`` is this thread's scratch: scores of all queries, then results.
     """
     heads, head_dim = p[HEADS], p[HEAD_DIM]
     group = heads // p[KV_HEADS]
@@ -331,6 +333,9 @@ def _attend_block(p, first, last, kv_head, block, keys, values, table, scale):
                 count,
                 table + g * score_stride,
                 group * score_stride,
+                values,
+                g,
+                group,
             )
     else:
         for row in range(rows):
@@ -344,27 +349,88 @@ def _attend_block(p, first, last, kv_head, block, keys, values, table, scale):
                 count,
                 table + row * group * score_stride,
                 score_stride,
+                values,
+                row,
+                rows,
             )
-    result = table + rows * group * score_stride
+    results = table + rows * group * score_stride
+    tiles = (group + VALUE_QUERIES - 1) // VALUE_QUERIES
+    share = item_size(kind) * BLOCK * head_dim // (rows * tiles)  # of the next keys
     for row in range(rows):
         own = min(BLOCK, load_i64(p[POSITIONS] + 8 * (first + row)) + 1 - start)
         if own <= 0:
             continue
-        for g in range(group):
+        for tile in range(tiles):
+            g = VALUE_QUERIES * tile
+            queries = min(group - g, VALUE_QUERIES)
             weights = table + (row * group + g) * score_stride
-            highest, total = exponentials(weights, own, scale)
-            head = kv_head * group + g
-            slot = ((first + row) * heads + head) * p[PARTS]
+            slot = ((first + row) * heads + kv_head * group + g) * p[PARTS]
             if p[PARTS] > 1:
                 slot += block
-            state = p[PARTIALS] + slot * part_size
+            states, states_stride = p[PARTIALS] + slot * part_size, p[PARTS] * part_size
             fold = p[PARTS] == 1 and block > 0
-            target = result if fold else state
-            weighted_values(weights, kind, values, vectors, own, target)
-            store_f32(target + tail, highest)
-            store_f32(target + tail + 4, total)
+            target, stride = (results, part_size) if fold else (states, states_stride)
+            for query in range(queries):
+                highest, total = exponentials(weights + query * score_stride, own, scale)
+                store_f32(target + query * stride + tail, highest)
+                store_f32(target + query * stride + tail + 4, total)
+            weighted_values(
+                queries,
+                weights,
+                score_stride,
+                kind,
+                values,
+                vectors,
+                own,
+                target,
+                stride,
+                next_keys + (row * tiles + tile) * share,
+                share,
+            )
             if fold:
-                merge_block(state, result, vectors)
+                for query in range(queries):
+                    merge_block(
+                        states + query * states_stride, results + query * part_size, vectors
+                    )
+
+
+@njit
+def _take_jobs(p, counter, n):
+    """The next jobs of a phase, from .. to; many at first, so that each knows what comes next."""
+    first = atomic_load(counter)
+    while first < n:
+        last = first + max(1, (n - first) // (2 * p[THREADS]))
+        found = atomic_replace(counter, first, last)
+        if found == first:
+            return first, last
+        first = found
+    return n, n
+
+
+@njit
+def _attend(p, job, kv_head, block, keys, following, offset, scratch, scale):
+    """A job's rows against one block."""
+    head_dim, kind = p[HEAD_DIM], p[CACHE_KIND]
+    key_size = item_size(kind) * BLOCK * head_dim
+    first, last = load_i64(job), load_i64(job + 8)
+    prefix = load_i64(p[PREFIXES] + 8 * first)
+    own_keys, own_values = scratch, scratch + key_size
+    table = scratch + _head_bytes(p)
+    if load_i64(p[PATHS] + 8 * first) == 0 or (block + 1) * BLOCK <= prefix:
+        values = keys + key_size
+        _attend_block(p, first, last, kv_head, block, keys, values, following, table, scale)
+        return
+    pages = load_i64(p[PAGES] + 8 * first)
+    for row in range(first, last):  # a tree: each node has its own past
+        path = load_i64(p[PATHS] + 8 * row)
+        start = block * BLOCK
+        count = min(BLOCK, load_i64(p[POSITIONS] + 8 * row) + 1 - start)
+        gather_block(
+            start, count, prefix, path, pages, offset, head_dim, kind, own_keys, own_values
+        )
+        _attend_block(
+            p, row, row + 1, kv_head, block, own_keys, own_values, following, table, scale
+        )
 
 
 @njit
@@ -374,40 +440,31 @@ def _attention_phase(p, counter, layer_offset, scratch):
     A job is some rows of one session and either a single block, whose results are folded later
     in order, or all blocks from the first, folded as they come: the same sums either way.
     """
-    kv_heads, head_dim, kind = p[KV_HEADS], p[HEAD_DIM], p[CACHE_KIND]
-    key_size = item_size(kind) * BLOCK * head_dim
+    kv_heads, head_dim = p[KV_HEADS], p[HEAD_DIM]
     head_size = _head_bytes(p)
     scale = np.float32(1.0) / np.sqrt(np.float32(head_dim))
-    own_keys, own_values = scratch, scratch + key_size
-    table = scratch + head_size
     chunks = p[NUM_JOBS] * kv_heads
-    c = _take(counter)
-    while c < chunks:
-        job = p[JOBS] + 32 * (c // kv_heads)
-        kv_head = c % kv_heads
-        offset = layer_offset + kv_head * head_size
-        first, last = load_i64(job), load_i64(job + 8)
-        pages = load_i64(p[PAGES] + 8 * first)
-        prefix = load_i64(p[PREFIXES] + 8 * first)
-        for block in range(load_i64(job + 16), load_i64(job + 24)):
-            in_order = load_i64(p[PATHS] + 8 * first) == 0 or (block + 1) * BLOCK <= prefix
-            if in_order:
+    begin, end = _take_jobs(p, counter, chunks)
+    while begin < chunks:
+        for c in range(begin, end):
+            job = p[JOBS] + 32 * (c // kv_heads)
+            offset = layer_offset + c % kv_heads * head_size
+            first_block, last_block = load_i64(job + 16), load_i64(job + 24)
+            pages = load_i64(p[PAGES] + 8 * load_i64(job))
+            for block in range(first_block, last_block):
                 keys = load_i64(pages + 8 * block) + offset
-                _attend_block(p, first, last, kv_head, block, keys, keys + key_size, table, scale)
-            else:  # a tree: each node has its own past
-                for row in range(first, last):
-                    path = load_i64(p[PATHS] + 8 * row)
-                    start = block * BLOCK
-                    count = min(BLOCK, load_i64(p[POSITIONS] + 8 * row) + 1 - start)
-                    gather_block(
-                        start, count, prefix, path, pages, offset, head_dim, kind,
-                        own_keys, own_values,
-                    )  # fmt: skip
-                    _attend_block(
-                        p, row, row + 1, kv_head, block, own_keys, own_values, table, scale
-                    )
-        _finish(counter, 1)
-        c = _take(counter)
+                if block + 1 < last_block:
+                    following = load_i64(pages + 8 * (block + 1)) + offset
+                elif c + 1 < end:
+                    job_after = p[JOBS] + 32 * ((c + 1) // kv_heads)
+                    pages_after = load_i64(p[PAGES] + 8 * load_i64(job_after))
+                    following = load_i64(pages_after + 8 * load_i64(job_after + 16))
+                    following += layer_offset + (c + 1) % kv_heads * head_size
+                else:
+                    following = keys
+                _attend(p, job, c % kv_heads, block, keys, following, offset, scratch, scale)
+        _finish(counter, end - begin)
+        begin, end = _take_jobs(p, counter, chunks)
     _wait(counter, chunks)
 
 

@@ -169,10 +169,10 @@ def _cached(builder: Any, address: Any, kind: int) -> Any:
 def score_tile(queries: int, groups: int, kind: int) -> Any:
     """Dot products of ``queries`` vectors with 8 x ``groups`` keys.
 
-    ``tile(q, q_stride, keys, head_dim, out, out_stride, ahead, behind)``: keys lie as (groups,
+    ``tile(q, q_stride, keys, head_dim, out, out_stride, ahead, pace)``: keys lie as (groups,
     head_dim, 8), one key a lane, so that a score is one chain of fused multiply-adds over
-    head_dim. With every element of it, as many bytes as it reads are fetched from ``ahead`` and
-    from ``behind`` on.
+    head_dim. With every element of it, as many bytes as are read are fetched ``pace`` bytes
+    further on from ``ahead``.
     """
     size = LANES * ITEM_SIZE[kind]
 
@@ -186,21 +186,20 @@ def score_tile(queries: int, groups: int, kind: int) -> Any:
         out: Any,
         out_stride: Any,
         ahead: Any,
-        behind: Any,
+        pace: Any,
     ) -> Any:
         def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            q, q_stride, keys, head_dim, out, out_stride, ahead, behind = args
+            q, q_stride, keys, head_dim, out, out_stride, ahead, pace = args
             qs = [b.add(q, b.mul(q_stride, I64(query))) for query in range(queries)]
             ks = [b.add(keys, b.mul(head_dim, I64(size * group))) for group in range(groups)]
             sums = accumulators(b, queries, groups)
             with cgutils.for_range(b, head_dim, intp=I64) as loop:
-                for p in (ahead, behind):
-                    prefetch(b, at(b, p, loop.index, groups * size))
-                k_vectors = [_cached(b, at(b, p, loop.index, size), kind) for p in ks]
-                for query in range(queries):
-                    value = splat(b, load(b, at(b, qs[query], loop.index, 4), F32_T, 4))
-                    for group in range(groups):
-                        fma_into(b, sums[query][group], value, k_vectors[group])
+                _fetch(b, b.add(ahead, b.mul(loop.index, pace)), groups * size)
+                values = [splat(b, load(b, at(b, p, loop.index, 4), F32_T, 4)) for p in qs]
+                for group, keys_of_group in enumerate(ks):
+                    k = _cached(b, at(b, keys_of_group, loop.index, size), kind)
+                    for query, value in enumerate(values):
+                        fma_into(b, sums[query][group], value, k)
             for query in range(queries):
                 base = b.add(out, b.mul(out_stride, I64(query)))
                 for group in range(groups):
@@ -213,28 +212,53 @@ def score_tile(queries: int, groups: int, kind: int) -> Any:
     return tile
 
 
-def value_tile(vectors: int, kind: int) -> Any:
-    """The sum of ``count`` rows of 8 x ``vectors`` values, weighted.
+def value_tile(queries: int, vectors: int, kind: int) -> Any:
+    """For each of ``queries`` rows of weights the weighted sum of ``count`` rows of values.
 
-    ``tile(weights, values, value_stride, count, out)``: added in the order of the rows.
+    ``tile(weights, weight_stride, values, value_stride, count, out, out_stride, ahead, pace)``:
+    8 x ``vectors`` numbers of each row of values, added in the order of the rows. With every
+    row, as many bytes as are read are fetched ``pace`` bytes further on from ``ahead``.
     """
     size = LANES * ITEM_SIZE[kind]
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def tile(typingctx: Any, weights: Any, values: Any, stride: Any, count: Any, out: Any) -> Any:
+    def tile(
+        typingctx: Any,
+        weights: Any,
+        weight_stride: Any,
+        values: Any,
+        stride: Any,
+        count: Any,
+        out: Any,
+        out_stride: Any,
+        ahead: Any,
+        pace: Any,
+    ) -> Any:
         def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            weights, values, stride, count, out = args
-            (sums,) = accumulators(b, 1, vectors)
+            weights, weight_stride, values, stride, count, out, out_stride, ahead, pace = args
+            ws = [b.add(weights, b.mul(weight_stride, I64(query))) for query in range(queries)]
+            sums = accumulators(b, queries, vectors)
             with cgutils.for_range(b, count, intp=I64) as loop:
-                weight = splat(b, load(b, at(b, weights, loop.index, 4), F32_T, 4))
+                _fetch(b, b.add(ahead, b.mul(loop.index, pace)), vectors * size)
+                own = [splat(b, load(b, at(b, p, loop.index, 4), F32_T, 4)) for p in ws]
                 row = b.add(values, b.mul(stride, loop.index))
-                for part, cell in enumerate(sums):
-                    fma_into(b, cell, weight, _cached(b, b.add(row, I64(size * part)), kind))
-            for part, cell in enumerate(sums):
-                target = pointer(b, b.add(out, I64(4 * LANES * part)))
-                b.store(b.load(cell, typ=V8), target, align=4)
+                for part in range(vectors):
+                    v = _cached(b, b.add(row, I64(size * part)), kind)
+                    for query, weight in enumerate(own):
+                        fma_into(b, sums[query][part], weight, v)
+            for query in range(queries):
+                base = b.add(out, b.mul(out_stride, I64(query)))
+                for part in range(vectors):
+                    target = pointer(b, b.add(base, I64(4 * LANES * part)))
+                    b.store(b.load(sums[query][part], typ=V8), target, align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5), codegen
+        return types.void(*[types.int64] * 9), codegen
 
     return tile
+
+
+def _fetch(builder: Any, address: Any, size: int) -> None:
+    """Bring what a loop will read later closer, by whole cache lines."""
+    for line in range(0, size, 64):
+        prefetch(builder, builder.add(address, I64(line)))
