@@ -19,6 +19,7 @@ MAX_ROWS = (
     128  # rows in one go: enough to share each read of the weights, few enough to stay cached
 )
 _SPLIT_ROWS = 32  # with more rows than this there is work enough for all threads without splitting
+_FEW_JOB_ROWS = 4  # of one job where there are few rows: enough to share a reading of the cache
 _SPLIT_BYTES = 64_000_000  # most memory for partial results
 
 
@@ -56,18 +57,22 @@ class Buffers:
         Either one job for all blocks of some rows, or, where that would leave threads idle, one
         for each block, whose results are folded afterwards in the same order: the same bits.
         """
+        rows, heads = stop - start, self._config.num_heads
         groups: list[tuple[int, int, int]] = []
         for first, last in zip(batch.starts, batch.starts[1:], strict=False):
-            for row in range(max(first, start), min(last, stop), at.JOB_ROWS):
-                end = min(row + at.JOB_ROWS, last, stop)
-                blocks = int(batch.positions[row:end].max()) // BLOCK + 1
-                groups.append((row - start, end - start, blocks))
+            begin, end = max(first, start), min(last, stop)
+            most_rows = at.JOB_ROWS if rows > _SPLIT_ROWS else _FEW_JOB_ROWS
+            count = -(-(end - begin) // most_rows)
+            for job in range(count):  # of equal size, so that threads finish together
+                low = begin + (end - begin) * job // count
+                high = begin + (end - begin) * (job + 1) // count
+                blocks = int(batch.positions[low:high].max()) // BLOCK + 1
+                groups.append((low - start, high - start, blocks))
         most = max(blocks for _, _, blocks in groups)
-        rows, heads = stop - start, self._config.num_heads
         split = (
             most > 1
             and rows <= _SPLIT_ROWS
-            and len(groups) * self._config.num_kv_heads < 4 * self._threads
+            and len(groups) * self._config.num_kv_heads < 3 * self._threads
             and 4 * rows * heads * most * self._part_floats <= _SPLIT_BYTES
         )
         if split:

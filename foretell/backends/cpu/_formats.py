@@ -31,6 +31,7 @@ from foretell.backends.cpu._ir import (
 )
 
 _BYTES = ir.VectorType(I8, LANES)
+_HALVES = ir.VectorType(F16_T, LANES)
 
 
 class Format(ABC):
@@ -83,7 +84,7 @@ class GgufQ80(Format):
     elements, size = 32, 34
 
     def vectors(self, builder: Any, block: Any) -> Iterator[Any]:
-        scale = _half(builder, block, 0)
+        scale = _half_repeated(builder, block, 0)
         for step in range(4):
             quants = load(builder, builder.add(block, I64(2 + 8 * step)), _BYTES, 1)
             yield builder.fmul(builder.sitofp(quants, V8), scale)
@@ -199,6 +200,16 @@ def _half_scalar(builder: Any, block: Any, offset: int) -> Any:
 
 def _half(builder: Any, block: Any, offset: int) -> Any:
     return splat(builder, _half_scalar(builder, block, offset))
+
+
+def _half_repeated(builder: Any, block: Any, offset: int) -> Any:
+    """The same, copied before it is widened: faster where it stands alone."""
+    bits = load(builder, builder.add(block, I64(offset)), I16, 1)
+    kind = ir.VectorType(I16, LANES)
+    vector = builder.insert_element(ir.Constant(kind, ir.Undefined), bits, I32(0))
+    zeros = ir.Constant(V8I, [0] * LANES)
+    repeated = builder.shuffle_vector(vector, ir.Constant(kind, ir.Undefined), zeros)
+    return builder.fpext(builder.bitcast(repeated, _HALVES), V8)
 
 
 def _bytes(builder: Any, block: Any, offset: int, count: int) -> list[Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
 import llvmlite.ir as ir
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 
 LANES = 8
 
@@ -15,6 +17,12 @@ F16_T, F32_T = ir.HalfType(), ir.FloatType()
 V8, V8I = ir.VectorType(F32_T, LANES), ir.VectorType(I32, LANES)
 PTR = ir.PointerType()
 ZERO8 = ir.Constant(V8, None)
+
+
+def has_32_registers() -> bool:
+    """Whether this machine has 32 vector registers, twice as many as most x86-64 processors."""
+    machine = platform.machine().lower()
+    return machine in ("arm64", "aarch64") or "+avx512vl" in get_host_cpu_features()
 
 
 def pointer(builder: Any, address: Any) -> Any:

@@ -25,6 +25,7 @@ from foretell.backends.cpu._formats import (
     Q6_K,
     Q8_0,
 )
+from foretell.backends.cpu._ir import has_32_registers
 from foretell.backends.cpu._simd import (
     add8,
     div8,
@@ -54,6 +55,7 @@ from foretell.backends.cpu._tiles import dot_tile, score_tile, unpack_row, value
 BLOCK = 64
 """Positions in a block of keys: one page of the cache, and the unit of attention's sums."""
 GROUP = 8  # keys side by side in a vector
+GROUP_ROWS = 8 if has_32_registers() else 7  # rows that share one reading of stored weights
 TILE_OUTPUTS = 4  # outputs whose weights stay in the first-level cache while all rows use them
 
 _zero = np.float32(0.0)
@@ -64,9 +66,10 @@ _lowest = np.float32(-np.inf)
 
 
 def _make_tiles(kind):
-    """``tiles(rows, outputs, ...)``: up to 4 rows against any number of outputs of one kind.
+    """``tiles(rows, outputs, ...)``: some rows against any number of outputs of one kind.
 
-    Shapes are what 16 vector registers hold.
+    Shapes are what the vector registers hold: of 4 rows at most, or, for weights that take
+    much work to read, of up to GROUP_ROWS.
     """
     tile_1x4, tile_2x4, tile_3x4, tile_4x3 = (
         dot_tile(rows, outputs, kind) for rows, outputs in ((1, 4), (2, 4), (3, 4), (4, 3))
@@ -74,36 +77,58 @@ def _make_tiles(kind):
     tile_1x1, tile_2x1, tile_3x1, tile_4x1 = (dot_tile(rows, 1, kind) for rows in (1, 2, 3, 4))
 
     @njit
-    def tiles(rows, outputs, x, xs, w, ws, k, out, outs, ahead, aheads, pace):
+    def up_to_4(rows, outputs, x, xs, w, ws, k, out, outs, ahead, aheads, pace, stop, then):
         n = 0
-        if rows == 4:
-            while n + 3 <= outputs:
-                tile_4x3(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
-                n, w, out, ahead = n + 3, w + 3 * ws, out + 12, ahead + 3 * aheads
-            while n < outputs:
-                tile_4x1(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
-                n, w, out, ahead = n + 1, w + ws, out + 4, ahead + aheads
-        elif rows == 3:
-            while n + 4 <= outputs:
-                tile_3x4(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
-                n, w, out, ahead = n + 4, w + 4 * ws, out + 16, ahead + 4 * aheads
-            while n < outputs:
-                tile_3x1(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
-                n, w, out, ahead = n + 1, w + ws, out + 4, ahead + aheads
-        elif rows == 2:
-            while n + 4 <= outputs:
-                tile_2x4(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
-                n, w, out, ahead = n + 4, w + 4 * ws, out + 16, ahead + 4 * aheads
-            while n < outputs:
-                tile_2x1(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
-                n, w, out, ahead = n + 1, w + ws, out + 4, ahead + aheads
-        else:
-            while n + 4 <= outputs:
-                tile_1x4(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
-                n, w, out, ahead = n + 4, w + 4 * ws, out + 16, ahead + 4 * aheads
-            while n < outputs:
-                tile_1x1(x, xs, w, ws, k, out, outs, ahead, aheads, pace)
-                n, w, out, ahead = n + 1, w + ws, out + 4, ahead + aheads
+        while n < outputs:
+            fetched = ahead if ahead < stop else then
+            if rows == 4 and n + 3 <= outputs:
+                tile_4x3(x, xs, w, ws, k, out, outs, fetched, aheads, pace)
+                step = 3
+            elif rows < 4 and n + 4 <= outputs:
+                if rows == 3:
+                    tile_3x4(x, xs, w, ws, k, out, outs, fetched, aheads, pace)
+                elif rows == 2:
+                    tile_2x4(x, xs, w, ws, k, out, outs, fetched, aheads, pace)
+                else:
+                    tile_1x4(x, xs, w, ws, k, out, outs, fetched, aheads, pace)
+                step = 4
+            else:
+                if rows == 4:
+                    tile_4x1(x, xs, w, ws, k, out, outs, fetched, aheads, pace)
+                elif rows == 3:
+                    tile_3x1(x, xs, w, ws, k, out, outs, fetched, aheads, pace)
+                elif rows == 2:
+                    tile_2x1(x, xs, w, ws, k, out, outs, fetched, aheads, pace)
+                else:
+                    tile_1x1(x, xs, w, ws, k, out, outs, fetched, aheads, pace)
+                step = 1
+            n, w, out, ahead = n + step, w + step * ws, out + 4 * step, ahead + step * aheads
+
+    if kind in PLAIN:
+        return up_to_4
+
+    tile_5x2, tile_6x2, tile_7x2, tile_8x2 = (dot_tile(rows, 2, kind) for rows in (5, 6, 7, 8))
+
+    @njit
+    def tiles(rows, outputs, x, xs, w, ws, k, out, outs, ahead, aheads, pace, stop, then):
+        if rows <= 4:
+            up_to_4(rows, outputs, x, xs, w, ws, k, out, outs, ahead, aheads, pace, stop, then)
+            return
+        for _ in range(outputs // 2):
+            fetched = ahead if ahead < stop else then
+            if rows == 5:
+                tile_5x2(x, xs, w, ws, k, out, outs, fetched, aheads, pace)
+            elif rows == 6:
+                tile_6x2(x, xs, w, ws, k, out, outs, fetched, aheads, pace)
+            elif rows == 7:
+                tile_7x2(x, xs, w, ws, k, out, outs, fetched, aheads, pace)
+            else:
+                tile_8x2(x, xs, w, ws, k, out, outs, fetched, aheads, pace)
+            w, out, ahead = w + 2 * ws, out + 8, ahead + 2 * aheads
+        if outputs % 2:
+            up_to_4(4, 1, x, xs, w, ws, k, out, outs, then, 0, 0, stop, then)
+            x, out = x + 4 * xs, out + 4 * outs
+            up_to_4(rows - 4, 1, x, xs, w, ws, k, out, outs, then, 0, 0, stop, then)
 
     return tiles
 
@@ -118,7 +143,7 @@ _ELEMENTS = np.array([stored.elements for stored in FORMATS])
 _SIZES = np.array([stored.size for stored in FORMATS])
 _IS_PLAIN = np.array([kind in PLAIN for kind in range(len(FORMATS))])
 # Up to how many rows a format is multiplied as it lies; more rows share one conversion.
-_DIRECT_ROWS = np.array([1 << 60, 8, 8, 4, 4, 4, 0, 0, 0])
+_DIRECT_ROWS = np.array([1 << 60, 8, 8, 8, 8, 8, 0, 0, 0])
 
 
 @njit
@@ -159,7 +184,7 @@ def load_row(kind, source, k, out):
 
 
 @njit
-def linear(rows, x, x_stride, kind, w, k, first, last, out, out_stride, scratch):
+def linear(rows, x, x_stride, kind, w, k, first, last, out, out_stride, scratch, then):
     """Outputs ``first`` to ``last`` of x @ w.T for every row; ``out`` is where output 0 goes.
 
     A few outputs at a time stay in the first-level cache while all rows use them, so memory is
@@ -167,17 +192,19 @@ def linear(rows, x, x_stride, kind, w, k, first, last, out, out_stride, scratch)
     ``scratch`` holds TILE_OUTPUTS rows of k floats.
     """
     row_bytes = weight_row_bytes(kind, k)
-    groups = (rows + 3) // 4
-    fewest, larger = rows // groups, rows % groups  # groups of 2 to 4 rows, 3 and 4 mostly
     convert = rows > _DIRECT_ROWS[kind]
+    most = 4 if convert or _IS_PLAIN[kind] else GROUP_ROWS
+    groups = (rows + most - 1) // most
+    fewest, larger = rows // groups, rows % groups  # groups of nearly the same size
     if groups > 1 or convert:
         size = distance = 3 if fewest == 4 else TILE_OUTPUTS
     else:  # no weight is used twice: straight through, a tile ahead
-        size, distance = last - first, 3 if rows == 4 else 4
+        size, distance = last - first, 2 if rows > 4 else 3 if rows == 4 else 4
     stride = 4 * padded(k) if convert else row_bytes
     # Bytes of the next outputs' weights to fetch with every block of these.
     elements = 16 if convert else _ELEMENTS[kind]
     pace = elements * row_bytes // k // groups
+    stop = w + last * row_bytes
     for begin in range(first, last, size):
         outputs = min(size, last - begin)
         weights = w + begin * row_bytes
@@ -193,32 +220,32 @@ def linear(rows, x, x_stride, kind, w, k, first, last, out, out_stride, scratch)
             if convert or kind == F32:
                 _tiles_f32(
                     count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
-                    ahead, row_bytes, pace,
+                    ahead, row_bytes, pace, stop, then,
                 )  # fmt: skip
             elif kind == BF16:
                 _tiles_bf16(
                     count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
-                    ahead, row_bytes, pace,
+                    ahead, row_bytes, pace, stop, then,
                 )  # fmt: skip
             elif kind == F16:
                 _tiles_f16(
                     count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
-                    ahead, row_bytes, pace,
+                    ahead, row_bytes, pace, stop, then,
                 )  # fmt: skip
             elif kind == Q8_0:
                 _tiles_q8_0(
                     count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
-                    ahead, row_bytes, pace,
+                    ahead, row_bytes, pace, stop, then,
                 )  # fmt: skip
             elif kind == Q4_0:
                 _tiles_q4_0(
                     count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
-                    ahead, row_bytes, pace,
+                    ahead, row_bytes, pace, stop, then,
                 )  # fmt: skip
             else:
                 _tiles_q4_1(
                     count, outputs, xs, x_stride, weights, stride, k, target, out_stride,
-                    ahead, row_bytes, pace,
+                    ahead, row_bytes, pace, stop, then,
                 )  # fmt: skip
             row += count
             ahead += row_bytes // groups

@@ -173,7 +173,7 @@ def _take_outputs(p, counter, n):
     """
     first = atomic_load(counter)
     while first < n:
-        share = (n - first) // (2 * p[THREADS]) & -8
+        share = 3 * (n - first) // (4 * p[THREADS]) & -8
         last = min(n, first + max(OUTPUTS_AT_LEAST, share))
         found = atomic_replace(counter, first, last)
         if found == first:
@@ -208,7 +208,7 @@ def _linear_phase(p, counter, layer, which, x, k, scratch):
     out, stride = p[PROJECTED], 4 * padded(n)
     first, last = _take_outputs(p, counter, n)
     while first < n:
-        linear(rows, x, 4 * padded(k), kind, w, k, first, last, out, stride, scratch)
+        linear(rows, x, 4 * padded(k), kind, w, k, first, last, out, stride, scratch, x)
         add_bias(rows, out, stride, bias, first, last)
         add_residual(rows, out, stride, p[X], stride, first, last)
         _finish(counter, last - first)
@@ -248,7 +248,7 @@ def _qkv_phase(p, counter, layer, scratch):
                 w = load_i64(layer + 8 * (Q_W + which))
                 kind = load_i64(layer + 8 * (Q_KIND + which))
                 bias = load_i64(layer + 8 * (Q_BIAS + which))
-                linear(rows, x, x_stride, kind, w, hidden, low, high, out, out_stride, scratch)
+                linear(rows, x, x_stride, kind, w, hidden, low, high, out, out_stride, scratch, x)
                 add_bias(rows, out, out_stride, bias, low, high)
             start += n
         _finish(counter, done)
@@ -507,9 +507,12 @@ def _gate_up_phase(p, counter, layer, scratch):
     gate_bias, up_bias = load_i64(layer + 8 * GATE_BIAS), load_i64(layer + 8 * UP_BIAS)
     first, last = _take_outputs(p, counter, n)
     while first < n:
-        linear(rows, x, x_stride, gate_kind, gate, hidden, first, last, p[GATE], stride, scratch)
+        then = up + first * weight_row_bytes(up_kind, hidden)
+        linear(
+            rows, x, x_stride, gate_kind, gate, hidden, first, last, p[GATE], stride, scratch, then
+        )
         add_bias(rows, p[GATE], stride, gate_bias, first, last)
-        linear(rows, x, x_stride, up_kind, up, hidden, first, last, p[UP], stride, scratch)
+        linear(rows, x, x_stride, up_kind, up, hidden, first, last, p[UP], stride, scratch, x)
         add_bias(rows, p[UP], stride, up_bias, first, last)
         for row in range(rows):
             silu_times(p[GATE] + row * stride, p[UP] + row * stride, first, last)
@@ -562,7 +565,18 @@ def _head_phases(p, counter, epsilon, scratch):
     first, last = _take_outputs(p, counter, n)
     while first < n:
         linear(
-            wanted, p[NORMED], stride, kind, p[HEAD], hidden, first, last, p[LOGITS], 4 * n, scratch
+            wanted,
+            p[NORMED],
+            stride,
+            kind,
+            p[HEAD],
+            hidden,
+            first,
+            last,
+            p[LOGITS],
+            4 * n,
+            scratch,
+            p[NORMED],
         )
         _finish(counter, last - first)
         first, last = _take_outputs(p, counter, n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from foretell.backends.cpu._model import CpuModel
 
 
+_SLAB_BYTES = 8 << 20
 CACHE_TYPES = {"float32": np.float32, "bfloat16": np.uint16}
 
 
@@ -30,6 +31,16 @@ def page_type(layers: int, kv_heads: int, head_dim: int, dtype: str) -> np.dtype
         ]
     )
     return np.dtype((head, (layers, kv_heads)))
+
+
+def new_pages(page: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Some pages side by side, that take no memory before they are written.
+
+    NumPy asks for large pages of the system's where an array is large, and with small ones
+    a step over a long context would wait for address translation.
+    """
+    slab = np.empty((-(-_SLAB_BYTES // page.itemsize),), page)
+    return (slab[index] for index in range(len(slab)))
 
 
 class _Pages(NamedTuple):
@@ -73,12 +84,12 @@ class CpuSession(Session):
             return
         arrays = list(there.arrays)
         while len(arrays) < needed:
-            arrays.append(np.empty((), self.model.page_type))
+            arrays.extend(new_pages(self.model.page_type))
         for index in range(first, min(needed, len(there.arrays))):
             if not there.owned[index]:
                 arrays[index] = arrays[index].copy()
         owned = [*there.owned[:first], *[True] * (len(arrays) - first)]
-        owned[needed:] = there.owned[needed:]
+        owned[needed : len(there.owned)] = there.owned[needed:]
         addresses = np.array([page.ctypes.data for page in arrays], np.int64)
         self._pages = _Pages(tuple(arrays), tuple(owned), addresses)
 
@@ -114,7 +125,7 @@ class CpuSession(Session):
         config = self.model.config
         shape = (config.num_layers, config.num_kv_heads, 0, config.head_dim)
         keys, values = [np.empty(shape, np.float32)], [np.empty(shape, np.float32)]
-        for page in self._pages.arrays:
+        for page in self._pages.arrays[: -(-self._length // BLOCK)]:
             keys.append(page["keys"].swapaxes(-1, -2).reshape(*shape[:2], BLOCK, shape[3]))
             values.append(page["values"][..., : shape[3]])
         return self._joined(keys), self._joined(values)
