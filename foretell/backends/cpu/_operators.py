@@ -23,10 +23,6 @@ from foretell.backends.cpu._kernels import (
     BLOCK,
     TILE_OUTPUTS,
     _tiles_f32,
-    _value_1,
-    _value_2,
-    _value_4,
-    _value_8,
     exp8,
     exponentials,
     merge_block,
@@ -53,6 +49,9 @@ from foretell.backends.cpu._simd import (
     sub8,
     sum8,
 )
+from foretell.backends.cpu._tiles import value_tile
+
+_value_1x8, _value_1x1 = value_tile(1, 8, F32), value_tile(1, 1, F32)
 
 # The mailbox, in int64 words; the first three have cache lines of their own.
 TICKET, DONE, ENDED = 0, 16, 32
@@ -109,7 +108,7 @@ def _linear(first, last, rows, x, xs, w, ws, k, out, outs, bias):
             count = fewest + (1 if group < larger else 0)
             _tiles_f32(
                 count, outputs, x + row * xs, xs, weights, ws, k, out + row * outs + 4 * begin,
-                outs, ahead, ws, pace,
+                outs, ahead, ws, pace, w + last * ws, x,
             )  # fmt: skip
             row += count
             ahead += ws // groups
@@ -129,16 +128,10 @@ def _columns(strip, rows, x, xs, w, ws, k, n, out, outs, bias):
         xr, to = x + row * xs, out + row * outs
         at = begin
         while at + 64 <= end:
-            _value_8(xr, w + 4 * at, ws, k, to + 4 * at)
+            _value_1x8(xr, 0, w + 4 * at, ws, k, to + 4 * at, 0, xr, 0)
             at += 64
-        while at + 32 <= end:
-            _value_4(xr, w + 4 * at, ws, k, to + 4 * at)
-            at += 32
-        while at + 16 <= end:
-            _value_2(xr, w + 4 * at, ws, k, to + 4 * at)
-            at += 16
         while at + 8 <= end:
-            _value_1(xr, w + 4 * at, ws, k, to + 4 * at)
+            _value_1x1(xr, 0, w + 4 * at, ws, k, to + 4 * at, 0, xr, 0)
             at += 8
         while at < end:
             total = _zero
@@ -381,7 +374,7 @@ def _attention(p, unit, scratch):
                 some = min(4, todo - done)
                 _tiles_f32(
                     some, count, source + 4 * done * padded, 4 * padded, k, 4 * dim, dim,
-                    to + 4 * done * BLOCK, 4 * BLOCK, k + 4 * count * dim, 4 * dim, 0,
+                    to + 4 * done * BLOCK, 4 * BLOCK, k, 4 * dim, 0, 0, k,
                 )  # fmt: skip
                 done += some
             for row in range(low, high):
@@ -399,7 +392,7 @@ def _attention(p, unit, scratch):
                     for i in range(hidden):
                         store_f32(weights + 4 * i, _lowest)
                     top, total = exponentials(weights, own, factor)
-                    weighted_values(weights, F32, v, vectors, own, result)
+                    weighted_values(1, weights, 0, F32, v, vectors, own, result, 0, v, 0)
                     store_f32(result + tail, top)
                     store_f32(result + tail + 4, total)
                     state = states + (row * group + g) * state_size
