@@ -1,7 +1,7 @@
 # Each target makes the virtual environment it needs; PYTHON=... chooses the interpreter.
 export PYTHON
 
-.PHONY: help demo test oracle lint docs soak clean
+.PHONY: help demo test oracle lint docs fuzz soak clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -22,9 +22,13 @@ docs: ## Write the generated documents
 	@scripts/venv .venv test
 	@.venv/bin/python scripts/make_cli_docs.py
 
+fuzz: ## Fuzz the server with REQUESTS (1000) requests made from its schema
+	@scripts/venv .venv-fuzz fuzz
+	@.venv-fuzz/bin/python scripts/soak/server_fuzz.py --requests $(or $(REQUESTS),1000)
+
 soak: ## Compare speculative with plain decoding at random for MINUTES (10)
 	@scripts/venv .venv test
 	@.venv/bin/python scripts/soak/soak.py --minutes $(or $(MINUTES),10) --output soak.json
 
 clean: ## Remove the environments and caches
-	rm -rf .venv .venv-demo .venv-dev .venv-oracle .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-demo .venv-dev .venv-oracle .venv-fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis
