@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from foretell._engine import DRAFTERS, Engine
+from foretell._engine import Engine
 from foretell._verify import RULES
 from foretell._version import __version__
 from foretell.server._calls import (
@@ -45,7 +45,7 @@ from foretell.server._schema import (
     problem,
 )
 from foretell.server._settings import Settings
-from foretell.server._translate import Order, chat_order, completion_order
+from foretell.server._translate import Order, chat_order, completion_order, drafters_of
 
 STATIC = Path(__file__).parent / "static"
 PAGE_HEADERS = {
@@ -182,7 +182,6 @@ class Server:
     def _about_model(self) -> dict[str, Any]:
         engine = self.engine
         own = [drafter.name for drafter in engine.drafters]
-        others = [name for name in DRAFTERS if name != "draft_model" and name not in own]
         plain = engine.pass_seconds(1, 256)
         return {
             "id": self.settings.model_name,
@@ -191,7 +190,7 @@ class Server:
             "owned_by": "foretell",
             "max_model_len": engine.model.max_length,
             "foretell": {
-                "drafters": own + others,
+                "drafters": drafters_of(engine),
                 "default_drafters": own,
                 "verification": list(RULES),
                 "max_num_draft_tokens": MOST_DRAFT_TOKENS,

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from foretell._errors import ForetellError, InputError
+from foretell._errors import CapabilityError, ForetellError, InputError
 
 
 def to_json(value: object) -> bytes:
@@ -68,6 +68,8 @@ def of_exception(error: Exception, fields: Mapping[str, str]) -> ApiError:
         if param is not None:
             message = param + message[len(name) :]
         return bad_request(message, param)
+    if isinstance(error, CapabilityError):
+        return bad_request(str(error))
     if isinstance(error, MemoryError):
         return ApiError(
             503,

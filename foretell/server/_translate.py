@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from foretell._engine import DRAFTERS, Engine, NumDraftTokens
+from foretell._engine import Engine, NumDraftTokens
 from foretell._errors import ContextLengthError, InputError
 from foretell._sampling import SamplingParams
 from foretell.server._errors import bad_request
@@ -160,8 +160,18 @@ def _order(
     )
 
 
+ANYWHERE = ("suffix", "recycling", "prompt_lookup", "ngram")
+"""Drafters that need nothing of the model, or beside it."""
+
+
+def drafters_of(engine: Engine) -> list[str]:
+    """What requests may ask: the engine's own drafters, and those that work with any model."""
+    own = [drafter.name for drafter in engine.drafters]
+    return own + [name for name in ANYWHERE if name not in own]
+
+
 def _check_drafters(names: Sequence[str], engine: Engine) -> None:
-    known = [name for name in DRAFTERS if name != "draft_model" or engine.draft is not None]
+    known = drafters_of(engine)
     for name in names:
         if name not in known:
             raise bad_request(

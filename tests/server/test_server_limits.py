@@ -97,6 +97,7 @@ def check_error(response, status: int, param: str | None = None, word: str = "")
         ("chat", {"foretell": {"num_draft_tokens": "all"}}, "foretell.num_draft_tokens"),
         ("chat", {"foretell": {"drafters": ["x"]}}, "foretell.drafters"),
         ("chat", {"foretell": {"drafters": ["draft_model"]}}, "foretell.drafters"),
+        ("chat", {"foretell": {"drafters": ["early_exit"]}}, "foretell.drafters"),
         ("chat", {"foretell": {"drafters": []}}, "foretell.drafters"),
         ("chat", {"foretell": {"verification": "hope"}}, "foretell.verification"),
     ],
