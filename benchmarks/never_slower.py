@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -285,6 +286,7 @@ def summary(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "questions": len({(s["workload"], s["question"]) for s in samples}),
         "speed_over_plain": round(ratio(samples), 4),
         "lower_bound": round(lower_bound(samples), 4),
+        "median_of_samples": round(median(s["plain_seconds"] / s["seconds"] for s in samples), 4),
         "plain_tokens_per_second": round(emitted / sum(s["plain_seconds"] for s in samples), 2),
         "tokens_per_second": round(emitted / seconds, 2),
         "tokens_per_step": round(emitted / steps, 3),
@@ -316,7 +318,7 @@ def results(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def tables(entries: Iterable[dict[str, Any]]) -> Table:
     table = Table(title="Speed over plain decoding")
     for heading in (
-        "weights", "workload", "over plain", "at least", "tokens/s", "tokens/step",
+        "weights", "workload", "over plain", "at least", "median", "tokens/s", "tokens/step",
         "(expected)", "nodes", "deciding us", "exploring", "questions x times", "",
     ):  # fmt: skip
         table.add_column(heading)
@@ -327,6 +329,7 @@ def tables(entries: Iterable[dict[str, Any]]) -> Table:
             e["workload"],
             f"{e['speed_over_plain']:.3f}",
             f"{e['lower_bound']:.3f}",
+            f"{e['median_of_samples']:.3f}",
             f"{e['tokens_per_second']:.1f}",
             f"{e['tokens_per_step']:.2f}",
             f"{e['expected_tokens_per_step']:.2f}",
