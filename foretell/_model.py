@@ -159,6 +159,8 @@ class Model(ABC):
     model is kept under it for the next time, or not at all."""
     position_bytes: int = 0
     """Memory that a session takes for each position, in bytes."""
+    position_granule: int = 64
+    """Positions that a session takes memory for at once; what is shared by forks is kept whole."""
     near_tie_gap: float = 0.0
     """Logits closer to each other than this may change places with the width of a pass. Above 0
     only where a backend has no row invariance to offer and measured what that amounts to."""

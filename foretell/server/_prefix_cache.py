@@ -11,8 +11,6 @@ from foretell._model import Model, Session
 
 LEAST_SHARED = 16
 """Tokens below which a common beginning is not worth a copy of its page."""
-PAGE = 64
-"""Positions that a session's memory is taken in."""
 
 
 @dataclass
@@ -66,7 +64,7 @@ class PrefixCache:
         """Keep ``session``, which nobody else uses any more, and the ``tokens`` that it holds."""
         assert session.length == len(tokens)
         packed = _packed(tokens)
-        size = (len(tokens) + PAGE - 1) // PAGE * PAGE * self._model.position_bytes
+        size = positions_for(self._model, len(tokens)) * self._model.position_bytes
         if len(tokens) < LEAST_SHARED or size > self._max_bytes:
             return
         for key in list(self._of_owner.get(owner, ())):
@@ -99,6 +97,15 @@ class PrefixCache:
 
 
 MOST_ENTRIES = 256
+
+
+def positions_for(model: Model, tokens: int) -> int:
+    """Positions that a session of so many tokens can hold memory for, what it shares included.
+
+    One granule more than the tokens fill: the page that a fork shares in part is copied.
+    """
+    granule = model.position_granule
+    return ((tokens + granule - 1) // granule + 1) * granule
 
 
 def _packed(tokens: Sequence[int]) -> bytes:

@@ -18,11 +18,13 @@ from foretell._request import Answer, Emitted, Request
 from foretell._result import FinishReason, Generation
 from foretell._sampling import SamplingParams
 from foretell.server._metrics import Metrics
-from foretell.server._prefix_cache import PAGE, PrefixCache
+from foretell.server._prefix_cache import PrefixCache, positions_for
 from foretell.server._settings import Settings
 
 logger = logging.getLogger("foretell.server")
 
+LEAST_KEPT = 64
+"""Tokens of a prompt that were not known already, from which on it is kept while it is answered."""
 REQUEST_BYTES = 2 << 20
 """What a completion takes besides its cache: drafters' tables, counts of tokens, texts."""
 
@@ -245,9 +247,7 @@ class Scheduler:
         room = model.max_length - prompt
         answer = room if params.max_tokens is None else min(params.max_tokens, room)
         nodes = MOST_NODES if num_draft_tokens == "auto" else num_draft_tokens
-        each = _pages(prompt + answer + nodes)
-        # All but the first completion share the whole pages of the prompt.
-        positions = each + (params.n - 1) * (each - prompt // PAGE * PAGE)
+        positions = params.n * positions_for(model, prompt + answer + nodes)
         one_position = model.position_bytes + (0 if draft is None else draft.position_bytes)
         logits = 4 * model.vocab_size * (nodes + 1)
         return (
@@ -410,7 +410,7 @@ class Scheduler:
     def _keep_prompt(self, job: Job, request: Request) -> None:
         """The prompt was read: others who begin like it need not wait for the answer's end."""
         length = request.session.length
-        if length - job.cached_tokens >= PAGE and request.num_prompt_logprobs is None:
+        if length - job.cached_tokens >= LEAST_KEPT and request.num_prompt_logprobs is None:
             self._cache.add(job.owner, request.tokens[:length], request.session.fork())
             self._shrink_cache()
 
@@ -418,7 +418,8 @@ class Scheduler:
         """The next turn of a conversation begins with what was said so far."""
         if request is job.requests[0]:
             length = request.session.length
-            self._cache.add(job.owner, request.tokens[:length], request.session)
+            # The fork holds no pages beyond them, where drafts were.
+            self._cache.add(job.owner, request.tokens[:length], request.session.fork())
             self._shrink_cache()
 
     def _shrink_cache(self) -> None:
@@ -455,7 +456,3 @@ class _Flag:
 
     def __call__(self) -> bool:
         return self.job is not None and self.job.cancelled
-
-
-def _pages(tokens: int) -> int:
-    return (tokens + PAGE - 1) // PAGE * PAGE

@@ -176,23 +176,23 @@ def test_what_continues_a_text_takes_its_place():
     cache.add("a", long, _session(model, long))
     assert len(cache) == 1
     cache.add("a", long[:50], _session(model, long[:50]))
-    assert (len(cache), cache.num_bytes) == (1, 128)
+    assert (len(cache), cache.num_bytes) == (1, 192)
 
 
 def test_the_cache_stays_within_its_bytes_and_forgets_the_oldest():
     model = letters_model()
     model.position_bytes = 10
-    cache = PrefixCache(model, 3 * 640)
+    cache = PrefixCache(model, 3 * 1280)
     texts = [[index, *range(40)] for index in range(5)]
     for text in texts[:3]:
         cache.add("a", text, _session(model, text))
     assert cache.lookup("a", [*texts[0], 1]) is not None  # used: now it is the youngest
     for text in texts[3:]:
         cache.add("a", text, _session(model, text))
-        assert cache.num_bytes <= 3 * 640
+        assert cache.num_bytes <= 3 * 1280
     found = [cache.lookup("a", [*text, 1]) is not None for text in texts]
     assert found == [True, False, False, True, True]
-    cache.add("a", list(range(250)), _session(model, list(range(250))))
-    assert cache.num_bytes <= 3 * 640, "what is larger than all of it is not kept"
+    cache.add("a", [*range(250)] * 2, _session(model, [*range(250)] * 2))
+    assert cache.num_bytes <= 3 * 1280, "what is larger than all of it is not kept"
     cache.shrink(0)
     assert (len(cache), cache.num_bytes) == (0, 0)

@@ -22,7 +22,7 @@ from foretell.backends.cpu._config import rope_inverse_frequencies
 from foretell.backends.cpu._formats import BF16, F32
 from foretell.backends.cpu._kernels import BLOCK
 from foretell.backends.cpu._pool import Pool, default_threads
-from foretell.backends.cpu._session import CACHE_TYPES, CpuSession, page_type
+from foretell.backends.cpu._session import CACHE_TYPES, CpuSession, page_type, pages_at_once
 from foretell.backends.cpu._weights import DTYPES, Weights
 
 MAX_THREADS = 256
@@ -98,6 +98,7 @@ class CpuModel(Model):
             f"{self.threads} threads"
         )
         self.position_bytes = self.page_type.itemsize // BLOCK
+        self.position_granule = BLOCK * pages_at_once(self.page_type)
         self._run_pass = at.run_pass.prepare(progress)
         self._inverse_frequencies = rope_inverse_frequencies(config)
         empty = np.empty((0, config.head_dim // 2), np.float32)

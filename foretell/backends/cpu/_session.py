@@ -33,13 +33,18 @@ def page_type(layers: int, kv_heads: int, head_dim: int, dtype: str) -> np.dtype
     return np.dtype((head, (layers, kv_heads)))
 
 
+def pages_at_once(page: np.dtype[Any]) -> int:
+    """How many pages are allocated together."""
+    return -(-_SLAB_BYTES // page.itemsize)
+
+
 def new_pages(page: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
     """Some pages side by side, that take no memory before they are written.
 
     NumPy asks for large pages of the system's where an array is large, and with small ones
     a step over a long context would wait for address translation.
     """
-    slab = np.empty((-(-_SLAB_BYTES // page.itemsize),), page)
+    slab = np.empty((pages_at_once(page),), page)
     return (slab[index] for index in range(len(slab)))
 
 
