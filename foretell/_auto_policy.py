@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from foretell._calibration import Calibration
+from foretell._calibration import MOST, Calibration
 from foretell._costs import Budget, DrafterCosts, PassCosts
 from foretell._draft import Context, Draft, Drafter, ask, spawned
 from foretell._model import Model, Output
@@ -235,6 +235,8 @@ class AutoPolicy(Policy):
         curve = self._costs.curve(beside.rows + 1, limit + 1, len(context))
         self._plain_seconds = curve[0]
         self._rate = (beside.tokens + 1.0) / curve[0]
+        if beside.rows and not self._could_pay(curve, beside):
+            return Draft.empty(), "no draft could pay in this pass"
         if not self._trust:
             self._begin()
         self._ask_cheap(context, limit)
@@ -273,6 +275,19 @@ class AutoPolicy(Policy):
             else:
                 chance = SECOND_CHANCE * (asked.costs.total + deciding)
                 asked.worth = min(max(worth, chance), self._plain_seconds)
+
+    def _could_pay(self, curve: Sequence[float], beside: Beside) -> bool:
+        """Whether a chain that is believed as far as anything is would pay: else nobody is asked.
+
+        A pass that many requests share has no free rows, and asking everybody would take time.
+        """
+        tokens, path = beside.tokens + 1.0, 1.0
+        for seconds in curve[1:]:
+            path *= MOST
+            tokens += path
+            if tokens > self._rate * (1.0 + MARGIN) * seconds:
+                return True
+        return False
 
     def _why_not(self, nodes: Sequence[Node]) -> str:
         if nodes:

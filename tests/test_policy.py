@@ -417,3 +417,34 @@ def test_drafters_cannot_change_a_requests_tokens(n):
         propose_together([(one, tokens, 4)])
         one.finish(tokens)
     assert tokens == [1, 2]
+
+
+class Counting(EvidenceDrafter):
+    """Proposes what is certainly right, and counts how often it is asked."""
+
+    name = "counting"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def spawn(self):
+        return self
+
+    def suggest(self, context, limit):
+        self.asked += 1
+        return Proposal((1,) * limit, None, (1.0,) * limit, ("certain",) * limit)
+
+
+@pytest.mark.parametrize(("rows", "asked"), [(0, 1), (3, 1), (31, 0), (63, 0)])
+def test_nobody_is_asked_where_a_shared_pass_has_no_free_rows(rows, asked):
+    drafter = Counting()
+    # A pass of 4 rows is cheap, and one of 32 costs for each row what it brings at best.
+    experience = Experience(costs=GivenCosts(1.0, 0.4))
+    one = AutoPolicy(random_table(4, 2, 0), [drafter], experience)
+    one.start([1, 2])
+    draft = one.propose([1, 2], 20, Beside(rows, float(rows)))
+    assert drafter.asked == asked
+    assert bool(draft.tokens) == bool(asked)
+    if not asked:
+        reasons = [entry["reason"] for entry in one.report()["plain_steps"]]
+        assert reasons == ["no draft could pay in this pass"]
