@@ -11,6 +11,7 @@ from conftest import letters_model
 from families import tiny_checkpoint
 
 from foretell import Engine, SamplingParams
+from foretell._batch import Batch
 from foretell.backends.cpu import load
 from foretell.drafters import SuffixMemory
 from foretell.server._prefix_cache import PrefixCache
@@ -196,3 +197,33 @@ def test_the_cache_stays_within_its_bytes_and_forgets_the_oldest():
     assert cache.num_bytes <= 3 * 1280, "what is larger than all of it is not kept"
     cache.shrink(0)
     assert (len(cache), cache.num_bytes) == (0, 0)
+
+
+def test_the_cache_counts_at_least_what_is_allocated(tmp_path):
+    """Forks share pages, pages are allocated several at a time, and all of that is kept."""
+    model = load(tiny_checkpoint(tmp_path, "llama", tokenizer=True), threads=1)
+    cache = PrefixCache(model, 1 << 40)
+    engine = Engine(model)
+    draw = random.Random(0)
+    beginning = [draw.randrange(3, 250) for _ in range(100)]
+    for turn in range(12):
+        prompt = [*beginning[: draw.randrange(20, 100)], turn + 3, *beginning[:30]]
+        [request] = engine.prepare(prompt, SamplingParams(max_tokens=20))
+        request.session = cache.lookup("a", prompt) or request.session
+        batch = Batch(model)
+        batch.join([request])
+        while len(batch):
+            batch.read()
+            batch.step()
+        held = request.session.length
+        cache.add("a", request.tokens[:held], request.session.fork())
+        pages = [page for e in cache._entries.values() for page in e.session._pages.arrays]
+        allocated = {id(_base(page)): _base(page).nbytes for page in pages}
+        assert 0 < sum(allocated.values()) <= cache.num_bytes
+    assert len(cache) > 3
+
+
+def _base(array):
+    while array.base is not None:
+        array = array.base
+    return array
