@@ -69,6 +69,11 @@ def test_a_record_survives_saving(record, tmp_path):
         (lambda r: r["requests"][0].update(output=99), "none of the outputs"),
         (lambda r: r["engines"].append(r["engines"][0]), "the same name"),
         (lambda r: r["engines"].append(1), "engines[2] is not an object"),
+        (lambda r: r["settings"].pop("threads"), "settings.threads is missing"),
+        (lambda r: r["load_average"].clear(), "load_average.before is missing"),
+        (lambda r: r["skipped"].append({"name": "x"}), "skipped[1].reason is missing"),
+        (lambda r: r["passes"][0].pop("parts"), "passes[0].parts is missing"),
+        (lambda r: r["passes"][0]["widths"][1].clear(), "passes[0].widths[1].width is missing"),
     ],
 )
 def test_what_is_no_record_is_refused_with_the_place(record, tmp_path, change, says):
@@ -83,7 +88,7 @@ def test_what_is_no_record_is_refused_with_the_place(record, tmp_path, change, s
 
 def test_files_that_are_no_json_are_refused(tmp_path):
     path = tmp_path / "bad.json"
-    for text in ("", "{", "[" * 100_000):
+    for text in ("", "{", "[" * 100_000, '{"seconds": NaN}'):
         path.write_text(text, "utf-8")
         with pytest.raises(InputError, match="no JSON"):
             load(path)

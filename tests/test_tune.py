@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from fake_engine import fake_engine
+from test_cli_terminal import Terminal
 
 from foretell import Stats
 from foretell.bench._statistics import Estimate
@@ -150,3 +152,15 @@ def test_prompts_are_read_and_refused_like_those_of_bench(run, tmp_path):
     assert json.loads(run("tune", "x", "--prompts", str(path), *options).out)["prompts"] == 2
     ran = run("tune", "x", "--prompts", "/nowhere.txt")
     assert (ran.code, "cannot read /nowhere.txt" in ran.err) == (2, True)
+
+
+def test_a_terminal_sees_what_is_left_and_ctrl_c_shows_what_there_is():
+    command = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
+    command += ['{"seconds": 0.01}', "tune", "a table", "--max-tokens", "8"]
+    terminal = Terminal([*command, "--repetitions", "50"], COLUMNS="120")
+    terminal.until(r"left:")
+    terminal.until(r"suffix, 4")
+    terminal.press_ctrl_c()
+    terminal.until(r"interrupted: what was complete is shown")
+    code, _ = terminal.end()
+    assert code == 130

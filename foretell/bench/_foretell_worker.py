@@ -25,10 +25,8 @@ class ForetellWorker(Worker):
         self._chats: dict[str, Chat] = {}
 
     def answer(self, request: Request) -> Answer:
-        options: dict[str, Any] = {
-            "num_draft_tokens": {"plain": 0, "auto": "auto"}.get(request.mode) or 0
-            if not request.mode.isdecimal()
-            else int(request.mode),
+        options = {
+            "num_draft_tokens": _num_draft_tokens(request.mode),
             "max_tokens": request.max_tokens,
             **request.sampling,
         }
@@ -55,6 +53,10 @@ class ForetellWorker(Worker):
         if not isinstance(self.engine.model, CpuModel):
             return None
         return measure_passes(self.engine.model, **settings)
+
+
+def _num_draft_tokens(mode: str) -> Any:
+    return {"plain": 0, "auto": "auto"}[mode] if not mode.isdecimal() else int(mode)
 
 
 def answer_of(result: Generation) -> Answer:

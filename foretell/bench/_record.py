@@ -34,6 +34,24 @@ TOP: Final[Mapping[str, tuple[type, ...]]] = {
     "requests": (list,),
     "passes": (list,),
 }
+SETTINGS: Final[Mapping[str, tuple[type, ...]]] = {
+    "max_tokens": (int,),
+    "threads": (int,),
+    "repetitions": (int,),
+    "chat_template": (bool,),
+    "sampling": (str, dict),
+}
+PASSES: Final[Mapping[str, tuple[type, ...]]] = {
+    "dtype": (str,),
+    "widths": (list,),
+    "parts": (list,),
+}
+WIDTH: Final[Mapping[str, tuple[type, ...]]] = {
+    "width": (int,),
+    "seconds": NUMBER,
+    "limit_seconds": NUMBER,
+}
+PART: Final[Mapping[str, tuple[type, ...]]] = {"width": (int,), "seconds": (dict,)}
 ENGINE: Final[Mapping[str, tuple[type, ...]]] = {
     "name": (str,),
     "kind": (str,),
@@ -57,6 +75,16 @@ REQUEST: Final[Mapping[str, tuple[type, ...]]] = {
     "waiting": NUMBER,
     "output": (int,),
     "stats": (dict,),
+}
+
+
+LISTS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
+    "engines": ENGINE,
+    "requests": REQUEST,
+    "passes": PASSES,
+    "skipped": {"name": (str,), "reason": (str,)},
+    "left_out": {"question": (str,), "reason": (str,)},
+    "failures": {"engine": (str,), "question": (str, NOTHING), "error": (str,)},
 }
 
 
@@ -94,7 +122,7 @@ def to_text(record: Mapping[str, Any]) -> str:
 def load(path: Path) -> dict[str, Any]:
     """Read a record and check it. Raises InputError, which names the file and what is wrong."""
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = json.loads(path.read_text("utf-8"), parse_constant=_no_number)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -117,11 +145,23 @@ def problem_with(record: Any) -> str | None:
     problem = _fields(record, TOP, "")
     if problem is not None:
         return problem
-    for kind, fields in (("engines", ENGINE), ("requests", REQUEST)):
-        for index, entry in enumerate(record[kind]):
-            problem = _fields(entry, fields, f"{kind}[{index}].")
-            if problem is not None:
-                return problem
+    nested: list[tuple[str, Any, Mapping[str, tuple[type, ...]]]] = [
+        ("settings", record["settings"], SETTINGS),
+        ("workload", record["workload"], {"name": (str,)}),
+        ("load_average", record["load_average"], {"before": (list,), "after": (list,)}),
+    ]
+    for kind, fields in LISTS.items():
+        nested += [(f"{kind}[{i}]", entry, fields) for i, entry in enumerate(record[kind])]
+    for place, entry, fields in nested:
+        problem = _fields(entry, fields, f"{place}.")
+        if problem is not None:
+            return problem
+    for index, passes in enumerate(record["passes"]):
+        for kind, fields in (("widths", WIDTH), ("parts", PART)):
+            for number, entry in enumerate(passes[kind]):
+                problem = _fields(entry, fields, f"passes[{index}].{kind}[{number}].")
+                if problem is not None:
+                    return problem
     names = [engine["name"] for engine in record["engines"]]
     if len(set(names)) != len(names):
         return "two engines have the same name"
@@ -145,3 +185,7 @@ def _fields(entry: Any, fields: Mapping[str, tuple[type, ...]], place: str) -> s
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             return f"{place}{name} is {str(value)[:40]!r}"
     return None
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number")
