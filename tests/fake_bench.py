@@ -33,7 +33,9 @@ class WorkerPeer(Peer):
             raise PeerError("it did not want to")
         if self.dies_at and len(self.asked) >= self.dies_at:
             raise PeerGone("its process ended without a word")
-        return _timed(self.worker, request)
+        answer = _timed(self.worker, request)
+        answer.waiting = 0.0  # what else this machine does is no matter of the tests
+        return answer
 
     def passes(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         return self.worker.passes(settings)

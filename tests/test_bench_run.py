@@ -224,3 +224,26 @@ def test_questions_whose_plain_output_loops_can_be_left_out():
     assert results.looping == ("3",)
     assert {"jumps", "overall"} == set(results.without_loops[0].decode)
     assert "## Without questions whose plain output loops: 1 left out" in markdown(results)
+
+
+def test_answers_that_others_disturbed_do_not_count_where_there_are_others():
+    tokens = list(range(11))
+    worker = Scripted({"plain": (tokens, 0.1), "auto": (tokens, 0.05)})
+    made = plan(PLAIN, AUTO, repetitions=2)
+    record, _ = measured(made, lambda specs: WorkerPeer(worker))
+    for request in record["requests"]:
+        request["waiting"] = 0.01
+        if request["engine"] == "foretell auto" and request["repetition"] == 1:
+            request |= {"waiting": 0.8, "decode_seconds": 50.0}
+    results = results_of(record)
+    assert results.left_out == 0
+    assert results.engines[1].decode["overall"].value == pytest.approx(20.0)
+    assert results.engines[1].disturbed == 0.5
+    for request in record["requests"]:
+        if request["question"] == "3":
+            request["waiting"] = 0.8
+    results = results_of(record)
+    assert (results.left_out, results.questions) == (1, 2)
+    for request in record["requests"]:
+        request["waiting"] = 0.8
+    assert results_of(record).left_out == 0

@@ -73,11 +73,12 @@ def facts(results: Results) -> list[str]:
         "after",
         f"started {record['started']}, {record['seconds']:.0f} s; `{record['command']}`",
     ]
-    disturbed = [engine.disturbed for engine in results.engines]
-    if disturbed:
+    disturbed = max((engine.disturbed for engine in results.engines), default=0.0)
+    if results.left_out or disturbed:
         lines.append(
-            f"in {100 * max(disturbed):.0f}% of the requests or fewer, by engine, threads waited "
-            "for a core for more than 2% of the time"
+            f"left out: {results.left_out} turns that an engine answered only while others had the "
+            f"machine; of what is left, up to {100 * disturbed:.0f}% of an engine's answers were "
+            "disturbed"
         )
     if record["interrupted"]:
         lines.append("**interrupted**: only what every engine had finished is reported")

@@ -13,8 +13,9 @@ from foretell.bench._workload import distinct_ngrams
 OVERALL: Final = "overall"
 LOOPING: Final = 0.7
 """Below this share of distinct 4-grams a plain output counts as looping."""
-MOST_WAITING: Final = 0.02
-"""Above this share of its time spent waiting for a core a request counts as disturbed."""
+MOST_WAITING: Final = 0.1
+"""Above this share of its time spent waiting for a core, added up over threads, a request counts
+as disturbed: others had the machine."""
 
 Key = tuple[str, int]
 """A question and a turn."""
@@ -63,6 +64,8 @@ class Results:
     categories: tuple[str, ...]
     questions: int
     engines: tuple[EngineResult, ...]
+    left_out: int
+    """Turns that an engine never answered undisturbed, where most were; others went on."""
     looping: tuple[str, ...]
     without_loops: tuple[EngineResult, ...]
 
@@ -70,6 +73,7 @@ class Results:
         """Speeds and speedups, for machines."""
         return {
             "questions": self.questions,
+            "left_out": self.left_out,
             "looping": list(self.looping),
             "engines": [_to_dict(engine) for engine in self.engines],
             "without_loops": [_to_dict(engine) for engine in self.without_loops],
@@ -99,6 +103,7 @@ def results_of(record: Mapping[str, Any]) -> Results:
         tuple(dict.fromkeys(table.categories[question] for question, _ in table.keys)),
         len({question for question, _ in table.keys}),
         table.engines(table.keys),
+        table.left_out,
         tuple(looping),
         table.engines(rest) if looping and rest else (),
     )
@@ -121,6 +126,18 @@ class _Table:
         common: set[Key] = set.intersection(*shared) if shared else set()
         order = dict.fromkeys((r["question"], r["turn"]) for r in record["requests"])
         self.keys = [key for key in order if key in common]
+        quiet = [key for key in self.keys if self._has_quiet(key)]
+        # Where hardly anything was undisturbed there is nothing to choose; the report says so.
+        chosen = quiet if 2 * len(quiet) >= len(self.keys) else self.keys
+        self.left_out = len(self.keys) - len(chosen)
+        self.keys = chosen
+
+    def _has_quiet(self, key: Key) -> bool:
+        """Whether every engine has a repetition that nobody disturbed."""
+        return all(
+            any(request["waiting"] <= MOST_WAITING for request in self.requests[e["name"]][key])
+            for e in self.listed
+        )
 
     def looping(self) -> list[str]:
         """Questions whose output repeats itself, by the first plain engine there is."""
@@ -219,7 +236,7 @@ class _Table:
         samples = {}
         counted = "decode_tokens" if what == "decode" else "num_tokens"
         for question in dict.fromkeys(question for question, _ in keys):
-            turns = [self.requests[name][key] for key in keys if key[0] == question]
+            turns = [_quietest(self.requests[name][key]) for key in keys if key[0] == question]
             repetitions = min(len(turn) for turn in turns)
             tokens = sum(statistics.median(r[counted] for r in turn) for turn in turns)
             seconds = tuple(
@@ -229,6 +246,11 @@ class _Table:
             if tokens and all(seconds):
                 samples[question] = Sample(tokens, seconds)
         return samples
+
+
+def _quietest(requests: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """The repetitions that were not disturbed; all, where all were."""
+    return [request for request in requests if request["waiting"] <= MOST_WAITING] or requests
 
 
 def _counts(requests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
