@@ -70,10 +70,10 @@ class Engine:
     ``draft``: a draft model, in the same forms. Where its tokenizer differs from the target's, it
     drafts text, which is encoded for the target.
     ``drafters``: names ("suffix", "recycling", "prompt_lookup", "draft_model", "ngram",
-    "early_exit", which are the target's first ``early_exit_layers`` layers) or Drafter objects; by
-    default "suffix" and "recycling", and "draft_model" where a draft is given. What they propose
-    becomes one draft, of the length that pays; where ``num_draft_tokens`` fixes the length, the
-    first one with an idea drafts.
+    "early_exit", which are the first layers of the target, a third of them, or six with
+    "early_exit:6") or Drafter objects; by default "suffix" and "recycling", and "draft_model"
+    where a draft is given. What they propose becomes one draft, of the length that pays; where
+    ``num_draft_tokens`` fixes the length, the first one with an idea drafts.
     ``suffix_memory``: earlier outputs for "suffix" to draft from too, each ``owner``'s apart; none
     are kept without it.
     ``tokenizer``: a tokenizer.json, or a Tokenizer, where the model does not bring its own.
@@ -108,12 +108,11 @@ class Engine:
         trust_remote_code: bool = False,
         attn_implementation: str | None = None,
         suffix_memory: SuffixMemory | None = None,
-        early_exit_layers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         if drafters is None:
             drafters = [*DEFAULT_DRAFTERS, *(["draft_model"] if draft is not None else [])]
-        _check_drafters(drafters, draft, early_exit_layers)
+        _check_drafters(drafters, draft)
         path = None if isinstance(tokenizer, Tokenizer) else tokenizer
         options = LoadOptions(
             dtype, threads, cache_dtype, backend, device, exact, trust_remote_code,
@@ -135,7 +134,6 @@ class Engine:
         if self.draft is not None:
             self._check_vocabularies(self.draft)
         self.suffix_memory = suffix_memory
-        self._early_exit_layers = early_exit_layers
         self.drafters: list[Drafter] = [self._drafter(entry) for entry in drafters]
         models = [self.model] if self.draft is None else [self.model, self.draft]
         self._profile = Profile.of(models)
@@ -410,8 +408,8 @@ class Engine:
             return Recycling()
         if entry == "ngram":
             return Ngram()
-        if entry == "early_exit":
-            return EarlyExitDrafter(self.model.early_exit(self._early_exit_layers))
+        if entry == "early_exit" or _exit_layers(entry) is not None:
+            return EarlyExitDrafter(self.model.early_exit(_exit_layers(entry)))
         assert self.draft is not None
         ours, theirs = self.tokenizer, self.draft.tokenizer
         if ours is not None and theirs is not None and ours.same_vocabulary(theirs) is not None:
@@ -498,28 +496,27 @@ class Chat:
             self.session = self.engine.model.new_session()
 
 
-def _check_drafters(
-    drafters: Sequence[str | Drafter], draft: object, early_exit_layers: object = None
-) -> None:
+def _check_drafters(drafters: Sequence[str | Drafter], draft: object) -> None:
     if not isinstance(drafters, list | tuple):
         raise OptionError(f"drafters is {drafters!r}; use a list, drafters=[{drafters!r}]")
     for entry in drafters:
-        if not isinstance(entry, Drafter) and entry not in DRAFTERS:
+        if not isinstance(entry, Drafter) and entry not in DRAFTERS and _exit_layers(entry) is None:
             raise OptionError(f"unknown drafter {entry!r}; the drafters are {', '.join(DRAFTERS)}")
     if "draft_model" in drafters and draft is None:
         raise OptionError(
             "the drafter 'draft_model' needs a draft model: pass one (draft=..., --draft MODEL)"
-        )
-    if early_exit_layers is not None and "early_exit" not in drafters:
-        raise OptionError(
-            f"early_exit_layers is {shown(early_exit_layers)}, but 'early_exit' is not among the "
-            "drafters; name it too, or leave the number out"
         )
     if draft is not None and "draft_model" not in drafters:
         raise OptionError(
             "a draft model was given, but 'draft_model' is not among the drafters; name it too, or "
             "leave the draft model out"
         )
+
+
+def _exit_layers(entry: object) -> int | None:
+    """6 for "early_exit:6"."""
+    name, _, count = entry.partition(":") if isinstance(entry, str) else ("", "", "")
+    return int(count) if name == "early_exit" and count.isascii() and count.isdecimal() else None
 
 
 def _token_list(prompt: Iterable[int] | None, vocab_size: int) -> list[int]:

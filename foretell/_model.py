@@ -32,6 +32,8 @@ class Capabilities:
     """Several branches can be verified in one pass."""
     hidden_states: bool = False
     """``Rows.hidden`` is honoured."""
+    early_exit: int = 0
+    """Most layers after which the model can be left early; 0: it cannot."""
     why: str = ""
     """What stands in the way of those that are missing, for messages."""
 

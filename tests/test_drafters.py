@@ -290,6 +290,7 @@ def test_a_model_that_cannot_be_left_early_says_which_can():
         Engine(random_table(3, 1, 0), drafters=["early_exit"])
 
 
-def test_a_number_of_layers_without_the_drafter_is_refused():
-    with pytest.raises(OptionError, match="'early_exit' is not among the drafters"):
-        Engine(random_table(3, 1, 0), early_exit_layers=2)
+@pytest.mark.parametrize("name", ["early_exit:", "early_exit:two", "early_exit:-1", "suffix:2"])
+def test_a_number_of_layers_is_a_number_of_layers(name):
+    with pytest.raises(OptionError, match="unknown drafter"):
+        Engine(random_table(3, 1, 0), drafters=[name])

@@ -16,6 +16,8 @@ from foretell.bench._statistics import Estimate, Sample, speedup
 from foretell.bench._workload import Question
 
 LENGTHS: Final = (1, 2, 4, 8)
+EXITS: Final = (6, 4, 3, 2)
+"""A model is left after its layers over these."""
 WIDTHS: Final = (1, 2, 3, 4, 5, 7, 9, 12, 17)
 CURVE_ROUNDS: Final = 7
 CURVE_CONTEXT: Final = 256
@@ -153,6 +155,9 @@ def settings_for(engine: Engine, lengths: Sequence[int] = LENGTHS) -> list[Setti
     """Plain, the default, and every drafter that fits, at every length."""
     needs_more = {"early_exit"} | (set() if engine.draft is not None else {"draft_model"})
     names = [name for name in DRAFTERS if name not in needs_more]
+    most = engine.model.capabilities.early_exit
+    exits = sorted({max(1, (most + 1) // part) for part in EXITS}) if most else []
+    names += [f"early_exit:{layers}" for layers in exits]
     fixed = [Setting(name, length) for name in names for length in lengths]
     return [PLAIN, Setting(DEFAULT, "auto"), *fixed]
 

@@ -69,7 +69,8 @@ DRAFTER_NOTES = {
     "prompt_lookup": "like suffix, the latest match alone",
     "draft_model": "asks the small model of --draft",
     "ngram": "guesses from word counts of the text, also where nothing repeats",
-    "early_exit": "the first layers of the model itself; backend transformers",
+    "early_exit": "the model's own first layers, a third or with early_exit:6 six; backend "
+    "transformers",
 }
 
 Model = Annotated[
@@ -155,15 +156,6 @@ RemoteCode = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code", help="With transformers: run Python code that comes with a model."
-    ),
-]
-EarlyExitLayers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Layers of the drafter early_exit.",
-        show_default="a third of the model's",
     ),
 ]
 Threads = Annotated[
@@ -268,7 +260,6 @@ def generate(
     exact: Exact = None,
     attn_implementation: Attention = None,
     trust_remote_code: RemoteCode = False,
-    early_exit_layers: EarlyExitLayers = None,
     max_tokens: MaxTokens = DEFAULT_MAX_TOKENS,
     temperature: Temperature = DEFAULTS.temperature,
     top_p: TopP = DEFAULTS.top_p,
@@ -338,7 +329,6 @@ def generate(
             exact=exact,
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
-            early_exit_layers=early_exit_layers,
         )
         code = run(_load.load_engine(options), request, as_json=json)
     raise typer.Exit(code)
@@ -358,7 +348,6 @@ def chat(
     exact: Exact = None,
     attn_implementation: Attention = None,
     trust_remote_code: RemoteCode = False,
-    early_exit_layers: EarlyExitLayers = None,
     max_tokens: MaxTokens = DEFAULT_MAX_TOKENS,
     temperature: Temperature = DEFAULTS.temperature,
     top_p: TopP = DEFAULTS.top_p,
@@ -402,7 +391,6 @@ def chat(
             exact=exact,
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
-            early_exit_layers=early_exit_layers,
         )
         code = _chat.chat(
             _load.load_engine(options),
@@ -427,7 +415,6 @@ def check(
     exact: Exact = None,
     attn_implementation: Attention = None,
     trust_remote_code: RemoteCode = False,
-    early_exit_layers: EarlyExitLayers = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -486,7 +473,6 @@ def check(
                 exact=exact,
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
-                early_exit_layers=early_exit_layers,
             ),
             _check.Others(endpoint, reference, transformers),
             prompts,
@@ -538,7 +524,6 @@ def serve(
     exact: Exact = None,
     attn_implementation: Attention = None,
     trust_remote_code: RemoteCode = False,
-    early_exit_layers: EarlyExitLayers = None,
     max_running: Annotated[
         int, typer.Option(min=1, metavar="N", help="Most completions to work on at a time.")
     ] = SERVER.max_running,
@@ -628,7 +613,6 @@ def serve(
                 exact=exact,
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
-                early_exit_layers=early_exit_layers,
             ),
             host,
             port,

@@ -27,7 +27,6 @@ class ModelOptions:
     exact: bool | None = None
     attn_implementation: str | None = None
     trust_remote_code: bool = False
-    early_exit_layers: int | None = None
 
 
 def load_engine(options: ModelOptions) -> Engine:
@@ -45,7 +44,6 @@ def load_engine(options: ModelOptions) -> Engine:
             exact=options.exact,
             attn_implementation=options.attn_implementation,
             trust_remote_code=options.trust_remote_code,
-            early_exit_layers=options.early_exit_layers,
             suffix_memory=SuffixMemory() if options.remembers else None,
             progress=progress,
         )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from demo import demo_file
 
-from foretell import Engine
+from foretell import Engine, Rows
 
 torch = pytest.importorskip("torch", reason="needs: pip install torch")
 transformers = pytest.importorskip("transformers", reason="needs: pip install transformers")
@@ -129,4 +129,30 @@ def test_greedy_tokens_are_those_of_transformers_up_to_near_ties(
     with capsys.disabled():
         summary = f"{equal} of {len(prompts)} prompts equal for all {MAX_TOKENS} tokens"
         print("", summary, *report, sep="\n")
+    assert equal >= FEWEST_EQUAL
+
+
+def test_the_transformers_backend_chooses_the_cpu_backends_tokens_up_to_near_ties(
+    engine: Engine, oracle: Any, prompts: list[list[int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Engine(oracle)
+    assert other.model.near_tie_gap == 0, other.model.exactness  # type: ignore[attr-defined]
+    equal = 0
+    report = []
+    for number, prompt in enumerate(prompts):
+        ours, theirs = (
+            one.generate(prompt, max_tokens=MAX_TOKENS // 2, ignore_eos=True).token_ids
+            for one in (engine, other)
+        )
+        if ours == theirs:
+            equal += 1
+            continue
+        at = next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+        rows = Rows(engine.model.new_session(), [*prompt, *ours[:at]], logits="last")
+        logits = engine.model.forward([rows]).logits[0]
+        gap = float(logits[ours[at]] - logits[theirs[at]])
+        report.append(f"prompt {number}: another choice at token {at}, logit gap {gap:.1e}")
+        assert 0 <= gap < NEAR_TIE, report[-1]
+    with capsys.disabled():
+        print("", f"{equal} of {len(prompts)} prompts equal", *report, sep="\n")
     assert equal >= FEWEST_EQUAL

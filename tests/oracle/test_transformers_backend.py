@@ -150,6 +150,30 @@ def test_generate_of_transformers_agrees_in_float32(name: str, capsys: Any) -> N
             return
 
 
+def test_early_exits_are_tuned_and_numbers_of_layers_are_checked() -> None:
+    from foretell.bench._tune import settings_for
+
+    engine = Engine(engine_of("gemma2").model, drafters=["early_exit:2"])
+    assert {"early_exit:1", "early_exit:2"} <= {one.drafter for one in settings_for(engine)}
+    expected = plain_tokens("gemma2", "greedy")
+    drafted = engine.generate(PROMPT, max_tokens=40, ignore_eos=True, num_draft_tokens=3)
+    assert drafted.token_ids == expected
+    assert drafted.stats.num_draft_tokens > 0
+    with pytest.raises(OptionError, match="from 1 to 3"):
+        Engine(engine.model, drafters=["early_exit:4"])
+
+
+def test_a_chat_goes_on_from_its_cache_and_stays_the_same() -> None:
+    model = engine_of("qwen3").model
+    session = model.new_session()
+    model.forward([Rows(session, PROMPT, logits="none")])
+    session.keep(range(len(PROMPT)))
+    session.rollback(5)
+    again = model.forward([Rows(session, PROMPT[-5:])]).logits
+    fresh = model.forward([Rows(model.new_session(), PROMPT)]).logits[-5:]
+    assert again.tobytes() == fresh.tobytes()
+
+
 def test_several_sessions_share_a_pass_of_a_model_with_windows() -> None:
     model = engine_of("mistral").model
     prompts = [PROMPT, PROMPT[:3], PROMPT[4:]]

@@ -74,7 +74,7 @@ class LayerCache:
         """Gather positions ``slots`` to ``to`` and behind."""
         if list(slots) == list(range(to, to + len(slots))):
             return
-        index = torch.tensor(slots, device=self.keys.device)
+        index = torch.tensor(slots).to(self.keys.device, non_blocking=True)
         self.keys[:, to : to + len(slots)] = self.keys[:, index]
         self.values[:, to : to + len(slots)] = self.values[:, index]
 
@@ -132,7 +132,7 @@ class Pass:
         self.positions = np.concatenate(
             [part.prefix + np.asarray(depths(part.parents, part.count)) for part in self.parts]
         ).astype(np.int64)
-        self.device_positions = torch.from_numpy(self.positions).to(device)
+        self.device_positions = torch.from_numpy(self.positions).to(device, non_blocking=True)
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
         if exact:
             self._plan()
@@ -182,7 +182,9 @@ class Pass:
         key = (part.start, window)
         if key not in self._masks:
             seen = sees(part.parents, part.count, part.prefix, window)
-            self._masks[key] = None if seen.all() else torch.from_numpy(seen).to(self.device)
+            self._masks[key] = (
+                None if seen.all() else torch.from_numpy(seen).to(self.device, non_blocking=True)
+            )
         return self._masks[key]
 
 

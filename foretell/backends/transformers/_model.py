@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -114,10 +116,16 @@ class TransformersModel(Model):
                 routes = [route for route in routes if route != "packed"]
             self.vocab_size = self._probe(reference)
             tried = self._choose_route(routes, reference)
+        self.position_bytes = sum(
+            shape.kv_heads * (shape.dim + (shape.value_dim + 7) // 8 * 8) * self.dtype.itemsize
+            for shape in self.shapes
+        )
+        self.identity = self._identity()
         self.capabilities = Capabilities(
             rollback=self.route != "plain",
             tree=self.route != "plain",
             hidden_states=decoder_layers(self._shadow) is not None,
+            early_exit=0 if self.route == "plain" else max(0, len(self.windows) - 1),
             why=why or (tried if self.route == "plain" else ""),
         )
         self._watch_layers()
@@ -140,6 +148,18 @@ class TransformersModel(Model):
         self._original = weakref.ref(self._user_model)
 
     # -- what the model is -------------------------------------------------------------------------
+
+    def _identity(self) -> str:
+        """Settings and sizes; what passes cost does not depend on the weights' values."""
+        model = self._user_model
+        config = hashlib.sha256(model.config.to_json_string().encode()).hexdigest()[:16]
+        kind = str(self.dtype).removeprefix("torch.")
+        return (
+            f"transformers {type(model).__name__} {config}, {model.num_parameters()} parameters, "
+            f"{kind} on {self.device}, {self.route}, "
+            f"{'exact' if self._operators is not None else 'inexact'}, "
+            f"attention {self._options['attention']}, {self.threads} threads"
+        )
 
     def _layer_types(self) -> list[str]:
         return list(getattr(self.config, "layer_types", None) or [])
@@ -234,8 +254,7 @@ class TransformersModel(Model):
         with self._lock:
             self.difference = check_rows_alone(self, record=self._recording)
             allowed = 0.0 if self.difference.largest == 0 else 10 * self.difference.largest + 1e-5
-            trees = Capabilities(tree=True, hidden_states=self.capabilities.hidden_states)
-            chains = Capabilities(tree=False, hidden_states=self.capabilities.hidden_states)
+            trees, chains = (replace(self.capabilities, tree=tree) for tree in (True, False))
             self.capabilities = trees
             try:
                 works = check_trees(self, allowed)
@@ -307,12 +326,12 @@ class TransformersModel(Model):
     def early_exit(self, num_layers: int | None = None) -> EarlyExit:
         if self.route == "plain":
             self.capabilities.require("rollback")
-        count = len(self.windows)
+        most = self.capabilities.early_exit
         if num_layers is None:
-            num_layers = max(1, count // 3)
-        if not isinstance(num_layers, int) or not 1 <= num_layers < count:
+            num_layers = max(1, (most + 1) // 3)
+        if not 1 <= num_layers <= most:
             raise OptionError(
-                f"the early exit is after {num_layers!r} layers; use a number from 1 to {count - 1}"
+                f"the early exit is after {num_layers} layers; use a number from 1 to {most}"
             )
         return TransformersExit(self, num_layers)
 
@@ -396,7 +415,7 @@ class TransformersModel(Model):
         mask: Tensor | None,
     ) -> tuple[FloatArray, dict[int, FloatArray]]:
         options: dict[str, Any] = {
-            "input_ids": torch.from_numpy(tokens)[None].to(self.device),
+            "input_ids": torch.from_numpy(tokens)[None].to(self.device, non_blocking=True),
             "use_cache": True,
             **self._cache_argument(cache),
         }
@@ -410,7 +429,8 @@ class TransformersModel(Model):
             base(**options)  # no row asks for logits, so the head does not run
             logits = np.empty((0, self.vocab_size), np.float32)
         else:
-            index = torch.tensor(list(wanted), dtype=torch.int64, device=self.device)
+            index = torch.tensor(list(wanted), dtype=torch.int64)
+            index = index.to(self.device, non_blocking=True)
             if "logits_to_keep" in self._signature and len(wanted) < len(tokens) and wanted:
                 rows = self._shadow(**options, logits_to_keep=index).logits[0]
             else:
