@@ -104,7 +104,9 @@ class TransformersWorker(Worker):
         longest = min(len(known), len(request.prompt), cache.get_seq_length()) - 1
         while same < longest and known[same] == request.prompt[same]:
             same += 1
-        cache.crop(same)
+        extra = cache.get_seq_length() - same
+        if extra:
+            cache.crop(-extra)
         return cache
 
 
