@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from conftest import Running, letters_model
+from conftest import Running, letters_model, running
 from fake_engine import fake_engine
 
 from foretell import Engine
@@ -243,8 +243,6 @@ def answer_of(server: Running, body: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def letters() -> Iterator[Running]:
     """Random letters, without memory of earlier answers: the same request drafts the same."""
-    from conftest import running
-
     with running(Engine(letters_model())) as here:
         yield here
 
@@ -289,7 +287,7 @@ def test_an_answer_appears_while_it_is_made(open_page, serve):
 def test_pointing_at_a_step_shows_its_draft_and_what_was_cut(open_page, letters):
     page = open_page(letters).set(**MIXED)
     page.send("hello")
-    step = page.at(".step", has=None).filter(has=page.at(".token.correction")).first
+    step = page.at(".step").filter(has=page.at(".token.correction")).first
     step.hover()
     told = re.search(r"(\d+) drafted, (\d+) accepted, (\d+) cut", page.at("#summary").inner_text())
     assert told
@@ -362,18 +360,19 @@ def test_settings_are_what_is_asked_for(open_page, letters):
 
 def test_compare_runs_both_ways_and_finds_them_equal(open_page, letters):
     page = open_page(letters).set(**{**MIXED, "seed": ""})
-    page.compare("hello", "The same 120 tokens")
+    page.compare("hello")
     quick, plain = page.asked
     assert quick["foretell"]["num_draft_tokens"] == 4
     assert plain["foretell"]["num_draft_tokens"] == 0
     assert quick["seed"] == plain["seed"] is not None
     assert quick["messages"] == plain["messages"]
     card = page.at(".comparison.equal")
-    page.expect(card.locator("h3")).to_contain_text("The same 120 tokens, every one")
+    count = int(re.search(r"The same (\d+) tokens, every one", card.inner_text())[1])
+    assert count == page.at(".answer .token").count() > 5
     speeds = re.findall(r"([\d.]+) tokens/s, (\d+) steps", card.inner_text())
     assert len(speeds) == 2
-    assert int(speeds[1][1]) == 119  # the first token is of the prompt's pass
-    assert int(speeds[0][1]) < 119
+    assert int(speeds[1][1]) == count - 1  # the first token is of the prompt's pass
+    assert int(speeds[0][1]) < count - 1
     ratio = float(re.search(r"([\d.]+) times the speed of plain", card.inner_text())[1])
     assert ratio == pytest.approx(float(speeds[0][0]) / float(speeds[1][0]), abs=0.02)
     page.picture("compare-light")
@@ -398,13 +397,13 @@ def test_compare_tells_when_tokens_differ(open_page, serve):
 
 def test_text_of_a_model_is_never_markup(open_page, serve):
     says = "<img src=qé>"  # é is two tokens, the first of them without text
-    page = open_page(serve(fake_engine(says=says))).set(most=40)
+    page = open_page(serve(fake_engine(says=says))).set(length=4, most=40)
     page.send('<b onclick="x">hi</b>')
     assert page.text() == (says * 4)[: len(page.text())]
     assert len(page.text()) > 30
     assert page.at("img").count() == page.at("#transcript b").count() == 0
     assert page.at(".asked").inner_text().endswith('<b onclick="x">hi</b>')
-    page.at(".step").last.hover()
+    page.at(".step").filter(has=page.at(".token.draft")).last.hover()
     assert page.at("#tree .node").count() > 1
     assert page.at("img").count() == 0
 
@@ -519,8 +518,8 @@ def test_small_screens_need_no_sideways_scrolling(open_page, serve, width):
 def test_everything_can_be_done_with_the_keyboard(open_page, serve):
     page = open_page(serve(letters_model(seconds=0.01))).set(**MIXED)
     tab, press = page.tab, page.tab.keyboard.press
-    page.at("#model").click()  # to the top, where a new reader starts
-    press("Tab")
+    page.at("#model").click()
+    press("Shift+Tab")  # the first of all
     page.expect(page.at(".skip")).to_be_focused()
     press("Enter")
     page.expect(page.at("#prompt")).to_be_focused()
@@ -624,7 +623,7 @@ def test_what_is_read_out(open_page, letters):
     )
     page.send("hello")
     assert page.at("#spoken").get_attribute("aria-live") == "polite"
-    assert page.tab.evaluate("window.spoken") == [page.text()]
+    assert page.tab.evaluate("window.spoken")[0] == page.text()
     assert page.at("#status").get_attribute("aria-live") == "polite"
     step = page.at(".step").first
     assert step.get_attribute("role") == "button"

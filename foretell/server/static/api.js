@@ -39,13 +39,15 @@ export async function* stream(path, body, { key, signal }) {
     body: JSON.stringify(body),
     signal,
   });
+  let done = false;
   for await (const data of events(response.body.getReader())) {
-    if (data === "[DONE]") return;
+    done = data === "[DONE]";
+    if (done) continue;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Problem(sentence(chunk.error.message), { status: 500 });
     yield chunk;
   }
-  throw BROKEN;
+  if (!done) throw BROKEN;
 }
 
 function headers(key) {

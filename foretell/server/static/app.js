@@ -418,13 +418,19 @@ function listen() {
   }
 }
 
+let begun = 0;
+
 async function begin() {
+  const number = ++begun;
+  let found = null;
   try {
     await learnModel();
-    byId("problems").replaceChildren();
   } catch (error) {
-    showProblem(error);
+    found = error;
   }
+  if (number !== begun) return; // another key was entered meanwhile
+  byId("problems").replaceChildren();
+  if (found) showProblem(found);
 }
 
 listen();
