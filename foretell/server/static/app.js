@@ -256,6 +256,7 @@ function showComparison(card, quick, plain, { whole, before }) {
     : "";
   card.append(element("p", "hint", `${ratio}; the prompt’s reading is not counted.${help}`));
   say(`${title}. ${ratio}.`);
+  card.scrollIntoView({ block: "nearest" });
 }
 
 function remember(messages, text) {
@@ -286,9 +287,10 @@ function unpin() {
 function watchSteps() {
   const transcript = byId("transcript");
   const stepOf = (event) => event.target.closest?.(".step");
-  transcript.addEventListener("pointerover", (event) => {
+  // Moves, not pointerover: text that grows under a mouse at rest is not pointed at.
+  transcript.addEventListener("pointermove", (event) => {
     const step = stepOf(event);
-    if (step && event.pointerType === "mouse") show(step);
+    if (step && event.pointerType === "mouse" && !step.matches(".shown")) show(step);
   });
   transcript.addEventListener("pointerleave", (event) => {
     if (event.pointerType !== "mouse") return;
