@@ -301,6 +301,10 @@ def test_pointing_at_a_step_shows_its_draft_and_what_was_cut(open_page, letters)
     assert page.at("#tree .token.correction").inner_text() == step.locator(
         ".token.correction"
     ).evaluate("(token) => token.textContent").replace(" ", "␣").replace("\n", "↵")
+    page.expect(page.at("#inspector")).to_be_in_viewport(ratio=0.99)  # wherever the panel was
+    page.at("#key").scroll_into_view_if_needed()
+    page.at(".step").filter(has=page.at(".token.correction")).nth(1).hover()
+    page.expect(page.at("#inspector")).to_be_in_viewport(ratio=0.99)
     page.picture("draft-of-a-step")
     plain = page.at(".step").filter(has=page.at(".token.plain")).last
     plain.hover()

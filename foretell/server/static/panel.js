@@ -55,6 +55,17 @@ export function showStep({ step, pieces, draft, before }) {
   byId("inspector-title").textContent = `Draft of step ${step}`;
   byId("summary").textContent = summary(step, pieces, draft);
   byId("tree").replaceChildren(draft.length ? tree(pieces, draft, before) : "");
+  intoSight(byId("inspector"));
+}
+
+/** Scroll the panel, and nothing else, as far as `part` of it needs. */
+function intoSight(part) {
+  const panel = part.parentElement;
+  const [inner, outer] = [part.getBoundingClientRect(), panel.getBoundingClientRect()];
+  const above = inner.top - outer.top;
+  const below = inner.bottom - outer.bottom;
+  if (above < 0) panel.scrollTop += above;
+  else if (below > 0) panel.scrollTop += Math.min(above, below);
 }
 
 export function closeStep() {
