@@ -252,9 +252,9 @@ function showComparison(card, quick, plain, { whole, before }) {
   card.append(list);
   const ratio = rates[1] ? `${decimal(rates[0] / rates[1], 2)} times the speed of plain decoding` : "";
   const help = before
-    ? " This was asked before, and what is remembered of that answer helps to draft it again."
-    : "";
-  card.append(element("p", "hint", `${ratio}; the prompt’s reading is not counted.${help}`));
+    ? "This was asked before, and what is remembered of that answer helps to draft it again."
+    : "What the server remembers of earlier answers may have helped.";
+  card.append(element("p", "hint", `${ratio}, the reading of the prompt left out. ${help}`));
   say(`${title}. ${ratio}.`);
   card.scrollIntoView({ block: "nearest" });
 }
@@ -267,15 +267,17 @@ function remember(messages, text) {
 
 /** Show the answer's most telling step, where there is room beside the text. */
 function suggest(answer) {
-  if (!narrow.matches && !page.pinned && answer.best) show(answer.best);
+  if (!narrow.matches && !page.pinned && answer.best) {
+    show(answer.best, { inSight: false }); // the numbers are what is looked at now
+  }
 }
 
 // --- Steps that are pointed at --------------------------------------------------------------
 
-function show(step) {
+function show(step, { inSight = true } = {}) {
   document.querySelector(".step.shown")?.classList.remove("shown");
   step.classList.add("shown");
-  showStep(steps.get(step));
+  showStep(steps.get(step), inSight);
 }
 
 function unpin() {

@@ -49,13 +49,13 @@ function showPositions(stats) {
   );
 }
 
-/** The draft tree of a step, and what became of it. */
-export function showStep({ step, pieces, draft, before }) {
+/** The draft tree of a step, and what became of it; `inSight` scrolls there. */
+export function showStep({ step, pieces, draft, before }, inSight) {
   byId("inspector").classList.add("open");
   byId("inspector-title").textContent = `Draft of step ${step}`;
   byId("summary").textContent = summary(step, pieces, draft);
   byId("tree").replaceChildren(draft.length ? tree(pieces, draft, before) : "");
-  intoSight(byId("inspector"));
+  if (inSight) intoSight(byId("inspector"));
 }
 
 /** Scroll the panel, and nothing else, as far as `part` of it needs. */
