@@ -179,9 +179,10 @@ def keys(value: object) -> set[str]:
 
 def test_every_field_is_explained(run):
     page = (Path(__file__).resolve().parent.parent / "docs" / "json.md").read_text("utf-8")
+    page = page.partition("\n## ")[0]  # what follows is about other commands
     explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| `.*?\|", page, re.M))))
     found = set()
     for options in ([], ["--compare"]):
         ran = run("generate", "hello", "--json", "--max-tokens", "9", *options)
         found |= keys(json.loads(ran.out))
-    assert found | {"policy"} == explained
+    assert found | {"policy", "num_near_ties"} == explained  # not of every backend and policy

@@ -53,17 +53,16 @@ def test_text_and_json_agree_with_and_without_speculation(model):
 
 
 def test_compare_finds_equal_tokens(model):
-    ran = foretell(
-        "generate", "--model", model, "--max-tokens", "24", "--compare", "--json", LETTER
-    )
+    options = ["--max-tokens", "24", "--num-draft-tokens", "4", "--compare", "--json"]
+    ran = foretell("generate", "--model", model, *options, LETTER)
     result = json.loads(ran.stdout)
     assert (ran.returncode, result["equal"]) == (0, True)
     assert result["speculative"]["stats"]["num_accepted_tokens"] > 0
 
 
 def test_a_terminal_shows_what_was_drafted(model):
-    arguments = ["generate", "--model", model, "--max-tokens", "30", LETTER]
-    terminal = Terminal([sys.executable, "-m", "foretell", *arguments])
+    arguments = ["generate", "--model", model, "--max-tokens", "30", "--num-draft-tokens", "4"]
+    terminal = Terminal([sys.executable, "-m", "foretell", *arguments, LETTER])
     code, screen = terminal.end(seconds=120)
     assert code == 0
     assert GREEN in screen
