@@ -303,8 +303,8 @@ def silu_times(gate, up, first, last):
 
 
 @njit
-def rms_norm(x, weight, out, n, epsilon):
-    """out = x / sqrt(mean(x^2) + epsilon) * weight; rows are padded to whole vectors of 8."""
+def inverse_rms(x, n, epsilon):
+    """1 / sqrt(mean(x^2) + epsilon)"""
     squares = splat8(_zero)
     whole = n & -8
     for i in range(0, whole, 8):
@@ -313,7 +313,14 @@ def rms_norm(x, weight, out, n, epsilon):
     if whole < n:
         v = load8_some(x + 4 * whole, n - whole)
         squares = fma8(v, v, squares)
-    scale = splat8(_one / np.sqrt(sum8(squares) / np.float32(n) + epsilon))
+    return _one / np.sqrt(sum8(squares) / np.float32(n) + epsilon)
+
+
+@njit
+def rms_norm(x, weight, out, n, epsilon):
+    """out = x / sqrt(mean(x^2) + epsilon) * weight; rows are padded to whole vectors of 8."""
+    whole = n & -8
+    scale = splat8(inverse_rms(x, n, epsilon))
     for i in range(0, whole, 8):
         store8(out + 4 * i, mul8(mul8(load8(x + 4 * i), scale), load8(weight + 4 * i)))
     if whole < n:
@@ -324,15 +331,7 @@ def rms_norm(x, weight, out, n, epsilon):
 @njit
 def rms_norm_in_place(x, weight, n, epsilon):
     """Like rms_norm, where other data lies right behind the row."""
-    squares = splat8(_zero)
-    whole = n & -8
-    for i in range(0, whole, 8):
-        v = load8(x + 4 * i)
-        squares = fma8(v, v, squares)
-    if whole < n:
-        v = load8_some(x + 4 * whole, n - whole)
-        squares = fma8(v, v, squares)
-    scale = _one / np.sqrt(sum8(squares) / np.float32(n) + epsilon)
+    scale = inverse_rms(x, n, epsilon)
     for i in range(n):
         store_f32(x + 4 * i, load_f32(x + 4 * i) * scale * load_f32(weight + 4 * i))
 

@@ -25,6 +25,7 @@ from foretell.backends.cpu._kernels import (
     _tiles_f32,
     exp8,
     exponentials,
+    inverse_rms,
     merge_block,
     weighted_values,
 )
@@ -158,15 +159,8 @@ def _row_sum(x, n):
 @njit
 def _rms_norm(x, weight, out, n, epsilon, offset):
     """out = x / sqrt(mean(x^2) + epsilon) * (offset + weight); weight 0: none."""
-    squares = splat8(_zero)
     whole = n & -8
-    for i in range(0, whole, 8):
-        v = load8(x + 4 * i)
-        squares = fma8(v, v, squares)
-    if whole < n:
-        v = load8_some(x + 4 * whole, n - whole)
-        squares = fma8(v, v, squares)
-    scale = _one / np.sqrt(sum8(squares) / np.float32(n) + epsilon)
+    scale = inverse_rms(x, n, epsilon)
     scales, offsets = splat8(scale), splat8(offset)
     if weight == 0:
         for i in range(n):

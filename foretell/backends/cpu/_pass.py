@@ -165,16 +165,16 @@ def _take(counter):
 
 
 @njit
-def _take_outputs(p, counter, n):
-    """The next outputs of a linear layer, from .. to; none are left where both are n.
+def _take_share(p, counter, n, least):
+    """The next of ``n`` chunks, from .. to; none are left where both are n.
 
-    Large shares first, small ones at the end: a thread rarely waits for another, and reads long
-    runs of weights, which it fetches ahead.
+    Large shares first, small ones at the end, all but the last a multiple of ``least``, a power
+    of 2: a thread rarely waits for another, and works on long runs, which it fetches ahead.
     """
     first = atomic_load(counter)
     while first < n:
-        share = 3 * (n - first) // (4 * p[THREADS]) & -8
-        last = min(n, first + max(OUTPUTS_AT_LEAST, share))
+        share = 3 * (n - first) // (4 * p[THREADS]) & -least
+        last = min(n, first + max(least, share))
         found = atomic_replace(counter, first, last)
         if found == first:
             return first, last
@@ -206,13 +206,13 @@ def _linear_phase(p, counter, layer, which, x, k, scratch):
     kind, w = load_i64(layer + 8 * (Q_KIND + which)), load_i64(layer + 8 * (Q_W + which))
     bias = load_i64(layer + 8 * (Q_BIAS + which))
     out, stride = p[PROJECTED], 4 * padded(n)
-    first, last = _take_outputs(p, counter, n)
+    first, last = _take_share(p, counter, n, OUTPUTS_AT_LEAST)
     while first < n:
         linear(rows, x, 4 * padded(k), kind, w, k, first, last, out, stride, scratch, x)
         add_bias(rows, out, stride, bias, first, last)
         add_residual(rows, out, stride, p[X], stride, first, last)
         _finish(counter, last - first)
-        first, last = _take_outputs(p, counter, n)
+        first, last = _take_share(p, counter, n, OUTPUTS_AT_LEAST)
     _wait(counter, n)
 
 
@@ -236,7 +236,7 @@ def _qkv_phase(p, counter, layer, scratch):
     q_size, kv_size = p[HEADS] * p[HEAD_DIM], p[KV_HEADS] * p[HEAD_DIM]
     out_stride = 4 * (q_size + 2 * kv_size)
     total = q_size + 2 * kv_size
-    first, last = _take_outputs(p, counter, total)
+    first, last = _take_share(p, counter, total, OUTPUTS_AT_LEAST)
     while first < total:
         done = last - first
         start = 0
@@ -252,7 +252,7 @@ def _qkv_phase(p, counter, layer, scratch):
                 add_bias(rows, out, out_stride, bias, low, high)
             start += n
         _finish(counter, done)
-        first, last = _take_outputs(p, counter, total)
+        first, last = _take_share(p, counter, total, OUTPUTS_AT_LEAST)
     _wait(counter, total)
 
 
@@ -395,19 +395,6 @@ def _attend_block(p, first, last, kv_head, block, keys, values, next_keys, table
 
 
 @njit
-def _take_jobs(p, counter, n):
-    """The next jobs of a phase, from .. to; many at first, so that each knows what comes next."""
-    first = atomic_load(counter)
-    while first < n:
-        last = first + max(1, (n - first) // (2 * p[THREADS]))
-        found = atomic_replace(counter, first, last)
-        if found == first:
-            return first, last
-        first = found
-    return n, n
-
-
-@njit
 def _attend(p, job, kv_head, block, keys, following, offset, scratch, scale):
     """A job's rows against one block."""
     head_dim, kind = p[HEAD_DIM], p[CACHE_KIND]
@@ -444,7 +431,7 @@ def _attention_phase(p, counter, layer_offset, scratch):
     head_size = _head_bytes(p)
     scale = np.float32(1.0) / np.sqrt(np.float32(head_dim))
     chunks = p[NUM_JOBS] * kv_heads
-    begin, end = _take_jobs(p, counter, chunks)
+    begin, end = _take_share(p, counter, chunks, 1)
     while begin < chunks:
         for c in range(begin, end):
             job = p[JOBS] + 32 * (c // kv_heads)
@@ -464,7 +451,7 @@ def _attention_phase(p, counter, layer_offset, scratch):
                     following = keys
                 _attend(p, job, c % kv_heads, block, keys, following, offset, scratch, scale)
         _finish(counter, end - begin)
-        begin, end = _take_jobs(p, counter, chunks)
+        begin, end = _take_share(p, counter, chunks, 1)
     _wait(counter, chunks)
 
 
@@ -505,7 +492,7 @@ def _gate_up_phase(p, counter, layer, scratch):
     gate_kind, up_kind = load_i64(layer + 8 * GATE_KIND), load_i64(layer + 8 * UP_KIND)
     gate, up = load_i64(layer + 8 * GATE_W), load_i64(layer + 8 * UP_W)
     gate_bias, up_bias = load_i64(layer + 8 * GATE_BIAS), load_i64(layer + 8 * UP_BIAS)
-    first, last = _take_outputs(p, counter, n)
+    first, last = _take_share(p, counter, n, OUTPUTS_AT_LEAST)
     while first < n:
         then = up + first * weight_row_bytes(up_kind, hidden)
         linear(
@@ -517,7 +504,7 @@ def _gate_up_phase(p, counter, layer, scratch):
         for row in range(rows):
             silu_times(p[GATE] + row * stride, p[UP] + row * stride, first, last)
         _finish(counter, last - first)
-        first, last = _take_outputs(p, counter, n)
+        first, last = _take_share(p, counter, n, OUTPUTS_AT_LEAST)
     _wait(counter, n)
 
 
@@ -562,7 +549,7 @@ def _head_phases(p, counter, epsilon, scratch):
     _wait(counter, wanted)
     counter += COUNTER_BYTES
     kind, n = p[HEAD_KIND], p[VOCAB]
-    first, last = _take_outputs(p, counter, n)
+    first, last = _take_share(p, counter, n, OUTPUTS_AT_LEAST)
     while first < n:
         linear(
             wanted,
@@ -579,7 +566,7 @@ def _head_phases(p, counter, epsilon, scratch):
             p[NORMED],
         )
         _finish(counter, last - first)
-        first, last = _take_outputs(p, counter, n)
+        first, last = _take_share(p, counter, n, OUTPUTS_AT_LEAST)
     _wait(counter, n)
 
 
