@@ -151,7 +151,7 @@ def main() -> int:
     }
     cuda = options.device.startswith("cuda")
     record = {
-        "command": command_line(Path(__file__).name, sys.argv[1:], ["--output"]),
+        "command": command_line("benchmarks/gpu.py", sys.argv[1:], ["--output"]),
         "machine": machine(),
         "device": torch.cuda.get_device_name() if cuda else options.device,
         "versions": {

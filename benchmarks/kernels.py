@@ -703,7 +703,7 @@ def main(arguments: Sequence[str] | None = None) -> Entry:
     else:
         words = sys.argv[1:] if arguments is None else list(arguments)
         record = {
-            "commands": [command_line("kernels.py", words, ("--output", "--plot"))],
+            "commands": [command_line("benchmarks/kernels.py", words, ("--output", "--plot"))],
             "machine": machine(),
             "versions": versions(),
             "runs": [measure(options, console)],

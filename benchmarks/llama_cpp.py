@@ -262,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         private = ("--output", "--folder", "--llama-cpp-python")
         source = options.model or demo_path()
         record = {
-            "commands": [command_line("llama_cpp.py", words, private)],
+            "commands": [command_line("benchmarks/llama_cpp.py", words, private)],
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "machine": machine(),
             "versions": versions(),

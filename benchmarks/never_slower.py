@@ -425,7 +425,7 @@ def main() -> None:
     console = Console()
     record = opened(options)
     record["settings"], record["machine"] = settings_of(options), machine()
-    record["command"] = command_line("never_slower.py", sys.argv[1:], ("--minutes",))
+    record["command"] = command_line("benchmarks/never_slower.py", sys.argv[1:], ("--minutes",))
     measure(options, record, console.print)
     record["results"] = results(record["samples"])
     console.print(tables(record["results"]))

@@ -288,7 +288,9 @@ def main() -> int:
         "Foretell's tokens are equal": all(entry["foretell_equal"] for entry in results["tokens"]),
     }
     record = {
-        "command": command_line(Path(__file__).name, sys.argv[1:], ["--output", "--model"]),
+        "command": command_line(
+            "benchmarks/transformers_backend.py", sys.argv[1:], ["--output", "--model"]
+        ),
         "machine": machine(),
         "versions": {
             **versions(),

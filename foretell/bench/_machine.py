@@ -63,7 +63,10 @@ def seconds_of_others() -> float:
 
 
 def command_line(script: str, words: Sequence[str], private: Sequence[str]) -> str:
-    """How a script was called, without the options whose values are places on this machine."""
+    """How a script was called, without the options whose values are places on this machine.
+
+    ``script`` is its path in the repository.
+    """
     kept: list[str] = []
     skip = False
     for word in words:
@@ -73,4 +76,4 @@ def command_line(script: str, words: Sequence[str], private: Sequence[str]) -> s
             skip = True
         else:
             kept.append(Path(word).name if "/" in word else word)
-    return " ".join(["python", f"benchmarks/{script}", *kept])
+    return " ".join(["python", script, *kept])

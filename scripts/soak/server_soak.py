@@ -140,8 +140,8 @@ def main() -> int:
     record = {
         "about": {
             "command": command_line(
-                "server_soak.py", sys.argv[1:], ("--model", "--output")
-            ).replace("benchmarks/", "scripts/soak/"),
+                "scripts/soak/server_soak.py", sys.argv[1:], ("--model", "--output")
+            ),
             "machine": machine(),
             "versions": versions(),
         },
