@@ -142,26 +142,21 @@ def _check_others(
     seed: int,
     progress: Callable[[float, str], None],
 ) -> Report:
-    from foretell.check._others import PROMPTS
+    from foretell.check._others import PROMPTS, OtherEngine
 
+    reference: OtherEngine
+    engine: OtherEngine
     if others.endpoint is not None and others.reference is not None:
         reference, engine = Endpoint(others.reference), Endpoint(others.endpoint)
-        return compare_engines(
-            reference,
-            engine,
-            prompts or PROMPTS,
-            samples=50 if quick else 200,
-            seed=seed,
-            progress=progress,
-        )
-    from foretell.check._transformers import pair
+    else:
+        from foretell.check._transformers import pair
 
-    if options.model == "demo":
-        raise OptionError("--transformers needs --model: a folder, or a name on the hub")
-    plain, assisted = pair(options.model, options.draft, dtype=options.dtype)
+        if options.model == "demo":
+            raise OptionError("--transformers needs --model: a folder, or a name on the hub")
+        reference, engine = pair(options.model, options.draft, dtype=options.dtype)
     return compare_engines(
-        plain,
-        assisted,
+        reference,
+        engine,
         prompts or PROMPTS,
         samples=50 if quick else 200,
         seed=seed,
