@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
+import local_server
 import pytest
 from fake_bench import foretell_peer
 
@@ -153,18 +152,8 @@ class Fake(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-@contextmanager
 def serving(status=200):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
-    server.asked, server.status = [], status
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server, f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return local_server.serving(Fake, asked=[], status=status)
 
 
 @pytest.fixture(autouse=True)
@@ -203,7 +192,8 @@ if "--help" in sys.argv:
 elif "--version" in sys.argv:
     print("version: 42 (abc)", file=sys.stderr)
 else:
-    from test_bench_peers import Fake, ThreadingHTTPServer
+    from http.server import ThreadingHTTPServer
+    from test_bench_peers import Fake
     if "--broken" in {flags!r}:
         sys.exit("this model cannot be loaded")
     port = int(sys.argv[sys.argv.index("--port") + 1])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
+import local_server
 import pytest
 
 from foretell import ForetellError, MissingExtraError, OptionError
@@ -77,7 +76,6 @@ class Fake(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
 def serving(**settings):
     defaults = {
         "models": True,
@@ -89,16 +87,7 @@ def serving(**settings):
         "says": "w",
         "weights": (1, 2),
     }
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
-    server.settings, server.asked = defaults | settings, []
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server, f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return local_server.serving(Fake, settings=defaults | settings, asked=[])
 
 
 @pytest.fixture(autouse=True)
