@@ -163,6 +163,8 @@ class Model(ABC):
     """Memory that a session takes for each position, in bytes."""
     position_granule: int = 64
     """Positions that a session takes memory for at once; what is shared by forks is kept whole."""
+    forks_share: bool = False
+    """Whether a fork takes no memory for the granules of positions that it has in common."""
     near_tie_gap: float = 0.0
     """Logits closer to each other than this may change places with the width of a pass. Above 0
     only where a backend has no row invariance to offer and measured what that amounts to."""

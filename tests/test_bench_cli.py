@@ -90,6 +90,35 @@ def test_ctrl_c_keeps_what_was_measured(bench, tmp_path):
     assert 3 <= len(record["requests"]) < 7
 
 
+def test_a_failure_nobody_thought_of_keeps_what_was_measured(bench, tmp_path):
+    peer, path = foretell_peer(), tmp_path / "r.json"
+    ask = peer.ask
+
+    def failing(request):
+        if len(peer.asked) == 5:
+            raise RuntimeError("nobody thought of this")
+        return ask(request)
+
+    peer.ask = failing
+    ran = bench("--engine", "foretell:plain", "--output", str(path), peer=peer)
+    assert ran.code == 2
+    assert "nobody thought of this" in ran.err
+    record = load(path)
+    assert record["interrupted"]
+    assert len(record["requests"]) == 4
+
+
+def test_a_record_that_cannot_be_kept_is_shown_all_the_same(bench, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise _bench.InputError("cannot write it: no space left on device")
+
+    monkeypatch.setattr(_bench, "save", full)
+    ran = bench("--max-tokens", "5", "--output", str(tmp_path / "r.json"))
+    assert ran.code == 2
+    assert "no space left" in ran.err
+    assert "## Engines" in ran.out
+
+
 def test_nothing_measured_is_an_error_that_says_why(bench):
     peer = foretell_peer()
     peer.start = lambda: (_ for _ in ()).throw(_bench.InputError("no such thing"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import local_server
 import pytest
@@ -13,7 +15,7 @@ from fake_bench import foretell_peer
 
 from foretell.bench import _llama_server_worker as llama
 from foretell.bench._openai_worker import OpenAiWorker
-from foretell.bench._peer import PeerGone, ProcessPeer
+from foretell.bench._peer import PeerError, PeerGone, ProcessPeer
 from foretell.bench._protocol import Clock, Missing, Request, serve
 
 
@@ -74,6 +76,79 @@ def test_a_process_that_dies_is_gone_and_closing_it_again_does_no_harm(tmp_path)
         peer.start()
     peer.close()
     peer.close()
+
+
+def scripted(tmp_path, *lines, then="exit 0"):
+    """An engine that says these lines, whatever it is asked."""
+    python = tmp_path / "python"
+    said = "".join(f"printf '%b\\n' '{line}'; " for line in lines)
+    python.write_text(f"#!/bin/sh\n{said}\n{then}\n", "utf-8")
+    python.chmod(0o755)
+    return ProcessPeer("openvino", settings(), str(python))
+
+
+HELLO = '{"versions": {"x": 1}}'
+ANSWER = {
+    "tokens": [1],
+    "text": "",
+    "num_tokens": 1,
+    "decode_tokens": 0,
+    "decode_seconds": 0.0,
+    "total_seconds": 1.0,
+    "prompt_tokens": 1,
+}
+
+
+@pytest.mark.parametrize("line", ["", "hello", "[1]", "[" * 50_000, "{}", r"\0377", "null"])
+def test_a_process_that_does_not_speak_the_protocol_is_gone(tmp_path, line):
+    peer = scripted(tmp_path, line)
+    with pytest.raises(PeerGone):
+        peer.start()
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": "abc"},
+        {"tokens": [-1]},
+        {"text": None},
+        {"num_tokens": -1},
+        {"num_tokens": 1.5},
+        {"decode_seconds": float("nan")},
+        {"total_seconds": float("inf")},
+        {"prompt_tokens": 10**400},
+        {"stats": [1]},
+        {"stats": {"num_steps": "x"}},
+        {"stats": {"num_accepted_tokens_per_pos": [None]}},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_an_answer_that_makes_no_sense_is_a_failed_request(tmp_path, change):
+    lines = [json.dumps({**ANSWER, **change}), json.dumps(ANSWER)]
+    peer = scripted(tmp_path, HELLO, *lines, then="cat > /dev/null")
+    assert peer.start() == {"x": "1"}
+    with pytest.raises(PeerError) as failed:
+        peer.ask(Request("plain", [1], 3))
+    assert not isinstance(failed.value, PeerGone)
+    assert peer.ask(Request("plain", [1], 3)).tokens == [1]
+    peer.close()
+
+
+def test_a_process_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("foretell.bench._peer.LONGEST_ANSWER", 0.5)
+    peer = scripted(tmp_path, HELLO, then=f"sleep 1000 & echo $! > {tmp_path}/child; wait")
+    peer.start()
+    with pytest.raises(PeerGone, match=r"said nothing for 0\.5 seconds"):
+        peer.ask(Request("plain", [1], 3))
+    peer.close()
+    child = int((tmp_path / "child").read_text("utf-8"))
+    status = Path(f"/proc/{child}/stat")
+    until = time.monotonic() + 10
+    while status.exists() and status.read_text("utf-8").split()[2] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_a_worker_answers_line_by_line_and_survives_a_failing_request():
@@ -182,6 +257,59 @@ def test_a_server_that_refuses_is_quoted():
         worker = OpenAiWorker({"url": f"{url}/v1/", "model": "mine"})
         with pytest.raises(OSError, match="answered 500"):
             worker.answer(Request("plain", [1], 7, text="Hi"))
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        ([b"data: {oops\n\n"], "sent what is no JSON"),
+        ([b"data: " + b"[" * 100_000 + b"\n\n"], "sent what is no JSON"),
+        ([b"data: [1]\n\n"], "sent"),
+        ([b'data: {"error": {"message": "out of luck"}}\n\n'], "out of luck"),
+        ([b'data: {"choices": [{"text": "He"}]}\n\n'], "without"),
+        ([], "without"),
+    ],
+)
+def test_a_stream_that_is_damaged_is_no_answer(events, says):
+    with local_server.serving(Streams, events=events) as (_, url):
+        worker = OpenAiWorker({"url": url, "model": "mine"})
+        with pytest.raises(OSError, match=says):
+            worker.answer(Request("plain", [1], 7, text="Hi"))
+
+
+def test_a_server_may_leave_out_what_it_does_not_know():
+    events = [b": ping\n\n", b'data: {"choices": null, "usage": null}\n\n']
+    events += [b'data: {"choices": [{"delta": null, "text": "He"}]}\r\n\r\n', b"data: [DONE]\n\n"]
+    with local_server.serving(Streams, events=events) as (_, url):
+        answer = OpenAiWorker({"url": url, "model": "m"}).answer(Request("plain", [1, 2], 7, "Hi"))
+    assert (answer.text, answer.num_tokens, answer.prompt_tokens) == ("He", 1, 2)
+
+
+@pytest.mark.parametrize("listed", [b"{}", b'{"data": []}', b"[]", b'{"data": [{"id"'])
+def test_a_server_that_lists_no_model_is_told_apart(listed):
+    with (
+        local_server.serving(Streams, events=[listed]) as (_, url),
+        pytest.raises(OSError, match=r"lists no model; name one|is no JSON"),
+    ):
+        OpenAiWorker({"url": url, "model": None})
+
+
+class Streams(BaseHTTPRequestHandler):
+    """Sends what it is told to."""
+
+    def log_message(self, *arguments):
+        """Quiet."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.send_response(200)
+        self.end_headers()
+        for event in self.server.events:
+            self.wfile.write(event)
+
+    def do_GET(self):
+        self.headers["Content-Length"] = "0"
+        self.do_POST()
 
 
 FAKE_SERVER = """#!{python}

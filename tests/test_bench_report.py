@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,19 @@ from fake_bench import foretell_peer, plan, spec
 from foretell import InputError
 from foretell.bench._html import html
 from foretell.bench._markdown import markdown, table
-from foretell.bench._record import ENGINE, REQUEST, TOP, load, problem_with, save
+from foretell.bench._record import (
+    ENGINE,
+    REQUEST,
+    TOP,
+    check_places,
+    load,
+    problem_with,
+    save,
+    write,
+)
 from foretell.bench._results import results_of
 from foretell.bench._run import Run
+from foretell.cli._terminal import visible
 
 DOCUMENT = (Path(__file__).resolve().parent.parent / "docs" / "json.md").read_text("utf-8")
 PASSES = {
@@ -74,6 +86,21 @@ def test_a_record_survives_saving(record, tmp_path):
         (lambda r: r["skipped"].append({"name": "x"}), "skipped[1].reason is missing"),
         (lambda r: r["passes"][0].pop("parts"), "passes[0].parts is missing"),
         (lambda r: r["passes"][0]["widths"][1].clear(), "passes[0].widths[1].width is missing"),
+        (lambda r: r["passes"][0]["widths"].clear(), "passes[0].widths has no times"),
+        (lambda r: r["passes"][0]["widths"][0].update(seconds=0), "passes[0].widths has no times"),
+        (lambda r: r["passes"][0]["parts"][0]["seconds"].update(head="x"), "passes[0].parts has"),
+        (lambda r: r["outputs"].append(7), "is neither tokens nor a text"),
+        (lambda r: r["outputs"].append([1.5]), "is neither tokens nor a text"),
+        (lambda r: r["load_average"].update(before=[]), "load_average.before is empty"),
+        (lambda r: r["requests"][0].update(decode_seconds=1e-300), "too short for any answer"),
+        (lambda r: r["requests"][0].update(decode_tokens=-1), "negative"),
+        (lambda r: r["requests"][0].update(num_tokens=10**400), "requests[0].num_tokens is 1"),
+        (lambda r: r["requests"][0]["stats"].update(num_steps="x"), "stats.num_steps is 'x'"),
+        (
+            lambda r: r["requests"][0]["stats"].update(num_accepted_tokens_per_pos=3),
+            "num_accepted_tokens_per_pos is no list",
+        ),
+        (lambda r: r["machine"].update(ram=[{"x": 1e300}]), "machine.ram[0].x is 1e+300"),
     ],
 )
 def test_what_is_no_record_is_refused_with_the_place(record, tmp_path, change, says):
@@ -88,10 +115,13 @@ def test_what_is_no_record_is_refused_with_the_place(record, tmp_path, change, s
 
 def test_files_that_are_no_json_are_refused(tmp_path):
     path = tmp_path / "bad.json"
-    for text in ("", "{", "[" * 100_000, '{"seconds": NaN}'):
+    for text in ("", "{", "[" * 100_000, '{"seconds": NaN}', '{"seconds": ' + "9" * 5000 + "}"):
         path.write_text(text, "utf-8")
         with pytest.raises(InputError, match="no JSON"):
             load(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="no JSON"):
+        load(path)
     with pytest.raises(InputError, match="cannot read"):
         load(tmp_path / "none.json")
 
@@ -126,6 +156,66 @@ def test_the_page_needs_nothing_from_outside_and_has_every_plot(record):
     assert "<table> on" not in page
     outside = re.findall(r'(?:src|href)="(?!#)[^"]*"|url\((?!#)[^)]*\)|@import|<script', page)
     assert outside == []
+
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</style><img src=x onerror=alert(1)>",
+    "\"'><svg onload=alert(1)>",
+    "]]><metadata>",
+    r"$\frac{1}{$ and $",
+    "_hidden in legends",
+    "half \ud800 a character, \x1b[2J \x00",
+    "a `tick` and | and\na line",
+    "long " * 200,
+    "",
+)
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_names_are_text_whatever_is_in_them(record, tmp_path, text):
+    """Of models, questions, engines, parts: they come from files that others may have made."""
+    made = json.loads(json.dumps(record))
+    names = [f"{text} {index}" for index in range(2)]
+    for engine, name in zip(made["engines"], names, strict=True):
+        for request in made["requests"]:
+            if request["engine"] == engine["name"]:
+                request["engine"] = name
+        engine.update(name=name, plain=names[0])
+    for request in made["requests"]:
+        request.update(category=text, question=text + request["question"])
+    made["model"]["source"] = made["workload"]["name"] = made["command"] = made["started"] = text
+    made["machine"]["cpu"] = made["settings"]["sampling"] = made["passes"][0]["dtype"] = text
+    made["passes"][0]["parts"][0]["seconds"] = {text: 0.1}
+    for name in ("skipped", "left_out", "failures"):
+        made[name] = [dict.fromkeys(("name", "reason", "question", "engine", "error"), text)]
+    path = tmp_path / "record.json"
+    save(made, path)
+    results = [results_of(load(path))]
+    write(html(results), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert page.count("<svg") == 6
+    assert page.count("<style") == 7
+    assert not re.search("<(script|img|svg onload|metadata)", page)
+    visible(markdown(results[0])).encode()
+
+
+def test_results_never_take_the_place_of_something_else(tmp_path):
+    record, page = tmp_path / "record.json", tmp_path / "page.html"
+    check_places([record, page, None], [None])
+    for written, read in (([record, record], []), ([page], [record, page])):
+        with pytest.raises(InputError, match="would be overwritten"):
+            check_places(written, read)
+    os.mkfifo(tmp_path / "pipe")
+    check_places([tmp_path / "pipe"] * 2, [])
+    reader = threading.Thread(target=lambda: said.append((tmp_path / "pipe").read_text("utf-8")))
+    said: list[str] = []
+    reader.start()
+    write("hello", tmp_path / "pipe")
+    reader.join()
+    assert said == ["hello"]
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_the_page_is_the_same_every_time(record):

@@ -8,6 +8,7 @@ import pytest
 from fake_bench import WORKLOAD, Scripted, WorkerPeer, foretell_peer, plan, spec
 from fake_engine import byte_tokenizer
 
+from foretell import InputError
 from foretell.bench._engines import Skipped
 from foretell.bench._markdown import markdown
 from foretell.bench._protocol import Missing
@@ -146,6 +147,21 @@ def test_a_prompt_too_long_for_the_context_is_left_out_for_all():
     assert left["question"] == "big"
     assert "leaves no room for 24 in a context of 90" in left["reason"]
     assert "big" not in {r["question"] for r in record["requests"]}
+
+
+def test_a_question_the_template_refuses_is_left_out_for_all():
+    a_plan = plan(PLAIN, AUTO)
+    prompt = a_plan.text.prompt
+
+    def fussy(text, messages):
+        if text == "jumps fox":
+            raise InputError("the chat template refuses this")
+        return prompt(text, messages)
+
+    a_plan.text.prompt = fussy
+    record, _ = measured(a_plan, lambda specs: foretell_peer())
+    assert record["left_out"] == [{"question": "2", "reason": "the chat template refuses this"}]
+    assert {r["question"] for r in record["requests"]} == {"1", "3"}
 
 
 def test_cancelling_keeps_what_was_measured():

@@ -118,6 +118,7 @@ LIBRARIES = {
     "fastapi": "server",
     "starlette": "server",
     "uvicorn": "server",
+    "h11": "server",
     "pydantic": "server",
     "prometheus_client": "server",
     # Extras; the engine only names their types.

@@ -79,12 +79,13 @@ class LlamaServerWorker(Worker):
         total = time.perf_counter() - start
         timings = answer["timings"]
         # The first token is the prompt's, and the time it came is where "predicted" begins.
-        decoded = int(timings["predicted_n"]) - 1
+        predicted = int(timings["predicted_n"])
+        decoded = max(predicted - 1, 0)
         drafted, accepted = (int(timings.get(name, 0)) for name in ("draft_n", "draft_n_accepted"))
         return Answer(
             tokens=list(answer.get("tokens", ())),
             text=str(answer.get("content", "")),
-            num_tokens=decoded + 1,
+            num_tokens=predicted,
             decode_tokens=decoded,
             decode_seconds=float(timings["predicted_ms"]) / 1000,
             total_seconds=total,

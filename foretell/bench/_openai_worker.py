@@ -19,8 +19,17 @@ class OpenAiWorker(Worker):
         self._url = settings["url"].rstrip("/")
         if not self._url.endswith("/v1"):
             self._url += "/v1"
-        self._model = settings["model"] or ask(f"{self._url}/models")["data"][0]["id"]
+        self._model = settings["model"] or self._first_model()
         self.versions = {"model": str(self._model)}
+
+    def _first_model(self) -> str:
+        listed = ask(f"{self._url}/models")
+        try:
+            return str(listed["data"][0]["id"])
+        except (LookupError, TypeError):
+            raise OSError(
+                f"{self._url}/models lists no model; name one, model=NAME behind the url"
+            ) from None
 
     def answer(self, request: Request) -> Answer:
         body: dict[str, Any] = {
@@ -39,13 +48,13 @@ class OpenAiWorker(Worker):
         start = time.perf_counter()
         for event in stream(f"{self._url}/{path}", body):
             usage = event.get("usage") or usage
-            for choice in event.get("choices", ()):
+            for choice in event.get("choices") or ():
                 piece = choice.get("text") or (choice.get("delta") or {}).get("content")
-                if piece:
+                if isinstance(piece, str) and piece:
                     pieces.append(piece)
                     clock.came(1)
         total = time.perf_counter() - start
-        count = int(usage.get("completion_tokens", len(pieces)))
+        count = int(usage.get("completion_tokens") or len(pieces))
         return Answer(
             tokens=[],
             text="".join(pieces),
@@ -53,7 +62,7 @@ class OpenAiWorker(Worker):
             decode_tokens=max(count - 1, 0),
             decode_seconds=clock.decode_seconds,
             total_seconds=total,
-            prompt_tokens=int(usage.get("prompt_tokens", len(request.prompt))),
+            prompt_tokens=int(usage.get("prompt_tokens") or len(request.prompt)),
         )
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from foretell._cache import models_directory
-from foretell._errors import ForetellError
+from foretell._errors import ForetellError, shown
 from foretell.bench._engines import EngineSpec, Places, settings_of
 from foretell.bench._protocol import Answer, Missing, Request
+from foretell.bench._record import is_amount, is_count, is_number
 
 WORKERS: Final = {
     "foretell": "_foretell_worker",
@@ -35,6 +39,8 @@ from foretell.bench import {worker} as worker
 worker.run()
 """
 PATIENCE: Final = 10.0  # seconds for a process to end by itself
+LONGEST_ANSWER: Final = 3600.0  # seconds until a process that says nothing is given up
+MOST_CHARACTERS: Final = 64 << 20  # of a line
 # Threads that wait for work must sleep, or they would take it from the engine whose turn it is.
 QUIET: Final = {
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -99,14 +105,16 @@ class ProcessPeer(Peer):
         hello = self._exchange(self._settings)
         if "missing" in hello:
             raise Missing(hello["missing"])
-        versions: dict[str, str] = hello["versions"]
-        return versions
+        versions = hello.get("versions")
+        if not isinstance(versions, dict):
+            raise PeerGone(f"its process began with {shown(hello)}, which is no greeting")
+        return {str(name): str(version) for name, version in versions.items()}
 
     def ask(self, request: Request) -> Answer:
-        return Answer(**self._exchange(asdict(request)))
+        return checked(self._exchange(asdict(request)))
 
     def passes(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = self._exchange({"passes": dict(settings)})["passes"]
+        found: dict[str, Any] | None = self._exchange({"passes": dict(settings)}).get("passes")
         return found
 
     def close(self) -> None:
@@ -117,24 +125,74 @@ class ProcessPeer(Peer):
             self._process.stdin.close()
             self._process.wait(PATIENCE)
         except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
+            self._kill()
             self._process.wait()
+
+    def _kill(self) -> None:
+        """The process and all that it started."""
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
 
     def _exchange(self, value: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        late = threading.Timer(LONGEST_ANSWER, self._kill)
+        late.daemon = True
+        late.start()
         try:
             print(json.dumps(value), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        except OSError:
+            line = self._process.stdout.readline(MOST_CHARACTERS)
+        except (OSError, ValueError):  # a pipe that is closed, or bytes that are no text
             line = ""
+        finally:
+            was_late = late.finished.is_set()
+            late.cancel()
         if not line:
-            raise PeerGone("its process ended without a word")
-        answer: dict[str, Any] = json.loads(line)
+            raise PeerGone(
+                f"its process said nothing for {LONGEST_ANSWER:g} seconds, and was ended"
+                if was_late
+                else "its process ended without a word"
+            )
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise PeerGone(f"its process answered {shown(line)}, which is not of this protocol")
         if "failed" in answer:
-            raise PeerError(answer["failed"])
+            raise PeerError(str(answer["failed"]))
         return answer
+
+
+def checked(found: Mapping[str, Any]) -> Answer:
+    """An answer with numbers that can be reckoned with. Raises PeerError."""
+    try:
+        answer = Answer(**found)
+    except TypeError as error:
+        raise PeerError(f"its answer has other fields than asked for ({error})") from None
+    counts = (answer.num_tokens, answer.decode_tokens, answer.prompt_tokens)
+    times = (answer.decode_seconds, answer.total_seconds, answer.waiting)
+    stats = answer.stats if isinstance(answer.stats, dict) else {"stats": None}
+    told = [one for value in stats.values() for one in (value if _is_list(value) else [value])]
+    if not (
+        all(is_count(count) for count in counts)
+        and all(is_amount(amount) for amount in times)
+        and all(is_number(number) for number in told)
+        and _is_list(answer.tokens)
+        and all(is_count(token) for token in answer.tokens)
+        and isinstance(answer.text, str)
+    ):
+        raise PeerError(f"its answer makes no sense: {shown(found)}")
+    return answer
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
 
 
 def make_peer(specs: Sequence[EngineSpec], places: Places) -> Peer:

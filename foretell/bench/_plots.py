@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from foretell._errors import MissingExtraError
 from foretell.bench._results import OVERALL, EngineResult, Results
 from foretell.bench._statistics import Estimate
+
+LONGEST: Final = 60  # characters of a name
 
 
 def plots(results: Results) -> list[tuple[str, str]]:
@@ -17,6 +19,14 @@ def plots(results: Results) -> list[tuple[str, str]]:
     require_matplotlib()
     if not results.engines:
         return []
+    import matplotlib
+
+    # Names are text: a dollar sign begins no formula.
+    with matplotlib.rc_context({"text.parse_math": False}):
+        return _drawn(results)
+
+
+def _drawn(results: Results) -> list[tuple[str, str]]:
     places = [OVERALL, *results.categories]
     drafting = [e for e in results.engines if e.decode_speedup and not e.is_plain]
     found = [
@@ -79,6 +89,12 @@ def _svg(figure: Any) -> str:
     )
 
 
+def _label(name: str) -> str:
+    """A name that fonts and legends take; these leave out what begins with a line."""
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name[:LONGEST])
+    return f"\N{ZERO WIDTH SPACE}{text}" if not text or text.startswith("_") else text
+
+
 def _bars(
     places: Sequence[str], series: Sequence[tuple[str, dict[str, Estimate]]], line: float | None
 ) -> str:
@@ -97,8 +113,8 @@ def _bars(
             below.append(max(estimate.value - low, 0.0))
             above.append(max(high - estimate.value, 0.0))
         error = {"elinewidth": 0.8}
-        axes.bar(xs, values, width, label=name, yerr=[below, above], error_kw=error)
-    axes.set_xticks(range(len(places)), places)
+        axes.bar(xs, values, width, label=_label(name), yerr=[below, above], error_kw=error)
+    axes.set_xticks(range(len(places)), [_label(place) for place in places])
     if line is not None:
         axes.axhline(line, color="black", linewidth=0.8)
     _legend(axes, len(series))
@@ -110,7 +126,7 @@ def _acceptance(engines: Sequence[EngineResult]) -> str:
     for engine in engines:
         if engine.acceptance:
             shares = engine.acceptance[:16]
-            axes.plot(range(1, len(shares) + 1), shares, marker="o", label=engine.name)
+            axes.plot(range(1, len(shares) + 1), shares, marker="o", label=_label(engine.name))
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("accepted tokens per draft")
     axes.set_ylim(bottom=0)
@@ -123,9 +139,11 @@ def _passes(record: Any) -> str:
     for entry in record["passes"]:
         widths = [one["width"] for one in entry["widths"]]
         times = [1e3 * one["seconds"] for one in entry["widths"]]
-        [line] = axes.plot(widths, times, marker="o", label=entry["dtype"])
+        [line] = axes.plot(widths, times, marker="o", label=_label(entry["dtype"]))
         limits = [1e3 * one["limit_seconds"] for one in entry["widths"]]
-        axes.plot(widths, limits, "--", color=line.get_color(), label=f"{entry['dtype']}, limit")
+        axes.plot(
+            widths, limits, "--", color=line.get_color(), label=f"{_label(entry['dtype'])}, limit"
+        )
     axes.set_xlabel("tokens in the pass")
     axes.set_ylabel("milliseconds")
     axes.set_ylim(bottom=0)
@@ -152,10 +170,10 @@ def _stacks(bars: Sequence[tuple[str, dict[str, float]]], label: str) -> str:
     figure, axes = _figure(9, 0.6 + 0.38 * len(bars) + 0.6)
     left = [0.0] * len(bars)
     parts = list(dict.fromkeys(part for _, seconds in bars for part in seconds))
-    names = [name for name, _ in bars]
+    names = [_label(name) for name, _ in bars]
     for part in parts:
         values = [1e3 * seconds.get(part, 0.0) for _, seconds in bars]
-        axes.barh(range(len(bars)), values, left=left, label=part)
+        axes.barh(range(len(bars)), values, left=left, label=_label(part))
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.set_yticks(range(len(bars)), names)
     axes.invert_yaxis()

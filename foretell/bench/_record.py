@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from foretell._errors import InputError
+from foretell._errors import InputError, shown
 
 FORMAT: Final = "foretell-bench/1"
 NUMBER: Final = (int, float)
 NOTHING: Final = type(None)
+MOST_BYTES: Final = 256 << 20
+MOST: Final = 1e18
+"""Nothing is counted or measured beyond it, and what is made of such numbers stays finite."""
+LEAST_SECONDS: Final = 1e-9
 
 TOP: Final[Mapping[str, tuple[type, ...]]] = {
     "format": (str,),
@@ -90,21 +95,44 @@ LISTS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
 
 def save(record: Mapping[str, Any], path: Path) -> None:
     """Write it whole or not at all. Raises InputError where it cannot be written."""
+    write(to_text(record), path)
+
+
+def write(text: str, path: Path) -> None:
+    """A file with this text, whole or not at all. Raises InputError."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(to_text(record), encoding="utf-8")
+        if _is_special(path):  # must not be replaced by a file
+            path.write_text(text, encoding="utf-8", errors="replace")
+            return
+        partial.write_text(text, encoding="utf-8", errors="replace")
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def check_place(path: Path) -> None:
-    """Raise InputError where a record could not be written, before anything is measured."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; name a file")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"there is no folder {path.absolute().parent}; make it first")
+def check_places(written: Iterable[Path | None], read: Iterable[Path | None]) -> None:
+    """Raise InputError where results could not be written, before anything is measured.
+
+    Nor may they take the place of what is read, or of one another.
+    """
+    taken = {path.resolve() for path in read if path is not None}
+    for path in written:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; name a file")
+        if not path.absolute().parent.is_dir():
+            raise InputError(f"there is no folder {path.absolute().parent}; make it first")
+        if path.resolve() in taken and not _is_special(path):
+            raise InputError(f"{path} would be overwritten; name another file for the results")
+        taken.add(path.resolve())
+
+
+def _is_special(path: Path) -> bool:
+    """Whether something other than a file is there: /dev/null, a pipe."""
+    return path.exists() and not path.is_file()
 
 
 def to_text(record: Mapping[str, Any]) -> str:
@@ -122,9 +150,15 @@ def to_text(record: Mapping[str, Any]) -> str:
 def load(path: Path) -> dict[str, Any]:
     """Read a record and check it. Raises InputError, which names the file and what is wrong."""
     try:
-        record = json.loads(path.read_text("utf-8"), parse_constant=_no_number)
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise InputError(f"{path} is larger than {MOST_BYTES >> 20} MB, as no record is")
+        record = json.loads(content.decode("utf-8"), parse_constant=_no_number)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is no JSON: {error}") from None
     problem = problem_with(record)
@@ -142,7 +176,7 @@ def problem_with(record: Any) -> str | None:
         return (
             f"its format is {str(record.get('format'))[:40]!r}, and this version reads {FORMAT!r}"
         )
-    problem = _fields(record, TOP, "")
+    problem = _fields(record, TOP, "") or _numbers(record)
     if problem is not None:
         return problem
     nested: list[tuple[str, Any, Mapping[str, tuple[type, ...]]]] = [
@@ -156,12 +190,31 @@ def problem_with(record: Any) -> str | None:
         problem = _fields(entry, fields, f"{place}.")
         if problem is not None:
             return problem
-    for index, passes in enumerate(record["passes"]):
+    for when, averages in record["load_average"].items():
+        if not averages:
+            return f"load_average.{when} is empty"
+    for index, output in enumerate(record["outputs"]):
+        if not isinstance(output, str) and not _is_list_of(output, is_count):
+            return f"outputs[{index}] is neither tokens nor a text"
+    return _problem_with_passes(record["passes"]) or _problem_with_requests(record)
+
+
+def _problem_with_passes(passes: Sequence[Any]) -> str | None:
+    for index, entry in enumerate(passes):
         for kind, fields in (("widths", WIDTH), ("parts", PART)):
-            for number, entry in enumerate(passes[kind]):
-                problem = _fields(entry, fields, f"passes[{index}].{kind}[{number}].")
+            for number, one in enumerate(entry[kind]):
+                problem = _fields(one, fields, f"passes[{index}].{kind}[{number}].")
                 if problem is not None:
                     return problem
+        times = [one[name] for one in entry["widths"] for name in ("seconds", "limit_seconds")]
+        if not times or min(times) < LEAST_SECONDS:
+            return f"passes[{index}].widths has no times, or such as no pass takes"
+        if not all(is_amount(value) for one in entry["parts"] for value in one["seconds"].values()):
+            return f"passes[{index}].parts has a part whose time is none"
+    return None
+
+
+def _problem_with_requests(record: Mapping[str, Any]) -> str | None:
     names = [engine["name"] for engine in record["engines"]]
     if len(set(names)) != len(names):
         return "two engines have the same name"
@@ -170,8 +223,51 @@ def problem_with(record: Any) -> str | None:
             return f"requests[{index}] is of an engine that is not listed"
         if not 0 <= request["output"] < len(record["outputs"]):
             return f"requests[{index}].output is none of the outputs"
-        if min(request["decode_seconds"], request["total_seconds"], request["num_tokens"]) < 0:
+        times = (request["decode_seconds"], request["total_seconds"])
+        if min(*times, request["num_tokens"], request["decode_tokens"]) < 0:
             return f"requests[{index}] has a negative time or count"
+        if any(0 < seconds < LEAST_SECONDS for seconds in times):
+            return f"requests[{index}] has a time that is too short for any answer"
+        for name, value in request["stats"].items():
+            if not is_number(value) and not _is_list_of(value, is_number):
+                return f"requests[{index}].stats.{name} is {shown(value)}"
+            if name == "num_accepted_tokens_per_pos" and is_number(value):
+                return f"requests[{index}].stats.{name} is no list"
+    return None
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number that can be reckoned with."""
+    if isinstance(value, bool) or not isinstance(value, NUMBER):
+        return False
+    return -MOST <= value <= MOST and math.isfinite(value)
+
+
+def is_amount(value: object) -> bool:
+    """Whether it is such a number, and not negative."""
+    return isinstance(value, NUMBER) and is_number(value) and value >= 0
+
+
+def is_count(value: object) -> bool:
+    """Whether it is a whole such number."""
+    return isinstance(value, int) and is_amount(value)
+
+
+def _is_list_of(value: object, is_one: Callable[[object], bool]) -> bool:
+    return isinstance(value, list) and all(is_one(one) for one in value)
+
+
+def _numbers(record: Mapping[str, Any]) -> str | None:
+    """What is wrong with some number, wherever it stands."""
+    left: list[tuple[str, Any]] = list(record.items())
+    while left:
+        place, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{place}.{name}", one) for name, one in value.items()]
+        elif isinstance(value, list):
+            left += [(f"{place}[{index}]", one) for index, one in enumerate(value)]
+        elif isinstance(value, NUMBER) and not isinstance(value, bool) and not is_number(value):
+            return f"{place} is {shown(value)}, more than anything that is measured"
     return None
 
 

@@ -165,7 +165,7 @@ class Run:
                 self._ask(spec, [], first.turns[0], 0, WARM_UP_TOKENS)
             except PeerGone as error:
                 self._drop(spec, error)
-            except PeerError:
+            except ForetellError:
                 continue  # the same will be told of the request that counts
 
     def _measure_passes(self) -> None:
@@ -209,15 +209,22 @@ class Run:
     def _fits(self, question: Question, repetition: int) -> bool:
         """Whether the first turn has room for its answer; else it is left out for all engines."""
         messages = [{"role": "user", "content": question.turns[0]}]
-        prompt = self._plan.text.prompt(question.turns[0], messages if self._plan.chat else None)
-        fits = len(prompt) + self._plan.max_tokens <= self._plan.max_length
-        if not fits and repetition == 0:
-            reason = (
-                f"its prompt of {len(prompt)} tokens leaves no room for {self._plan.max_tokens} in "
-                f"a context of {self._plan.max_length}"
+        reason = None
+        try:
+            prompt = self._plan.text.prompt(
+                question.turns[0], messages if self._plan.chat else None
             )
+        except ForetellError as error:
+            reason = _line(error)
+        else:
+            if len(prompt) + self._plan.max_tokens > self._plan.max_length:
+                reason = (
+                    f"its prompt of {len(prompt)} tokens leaves no room for "
+                    f"{self._plan.max_tokens} in a context of {self._plan.max_length}"
+                )
+        if reason is not None and repetition == 0:
             self.record["left_out"].append({"question": question.name, "reason": reason})
-        return fits
+        return reason is None
 
     def _converse(self, spec: EngineSpec, question: Question, repetition: int, done: int) -> None:
         """All turns of a question, by one engine."""
@@ -226,7 +233,7 @@ class Run:
             self._progress(f"{spec.name}: {question.category} {question.name}", done + turn)
             try:
                 answer = self._ask(spec, said, text, turn, self._plan.max_tokens)
-            except PeerError as error:
+            except ForetellError as error:  # of the peer, or of the template
                 self.record["failures"].append(
                     {"engine": spec.name, "question": question.name, "error": _line(error)}
                 )

@@ -72,7 +72,8 @@ class Watch:
         start = time.perf_counter()
         call()
         seconds = time.perf_counter() - start
-        return Sample(seconds, (self._waited() - before) / 1e9 / seconds)
+        # A thread that ended takes its count with it.
+        return Sample(seconds, max(self._waited() - before, 0) / 1e9 / seconds)
 
     def best_of(self, wanted: int, tries: int, call: Callable[[], object]) -> Sample:
         """The fastest of ``wanted`` undisturbed samples, or the one that waited least."""

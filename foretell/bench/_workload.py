@@ -113,9 +113,10 @@ def read_workload(path: Path) -> Workload:
     categories of MT-bench count as one, "mt_bench". Raises InputError, which names the line.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
             raise InputError(f"{path} is larger than {MOST_BYTES >> 20} MB; pass a part of it")
-        data = path.read_bytes()
         lines = data.decode("utf-8-sig").split("\n")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error

@@ -20,7 +20,7 @@ from foretell.bench._llama_server_worker import spec_types
 from foretell.bench._markdown import markdown
 from foretell.bench._model_text import ModelText
 from foretell.bench._peer import make_peer
-from foretell.bench._record import check_place, load, save, to_text
+from foretell.bench._record import check_places, load, save, to_text, write
 from foretell.bench._results import results_of
 from foretell.bench._run import Plan, Run
 from foretell.bench._workload import BUILT_IN, Workload, only, read_workload
@@ -52,9 +52,7 @@ class Options:
 
 def bench(options: Options, *, as_json: bool) -> int:
     """Measure, save, report. Everything that can be wrong is found before anything is loaded."""
-    for place in (options.output, options.page):
-        if place is not None:
-            check_place(place)
+    check_places([options.output, options.page], [options.workload])
     if options.page is not None:
         require_plots()
     workload = workload_of(options)
@@ -98,18 +96,28 @@ def bench(options: Options, *, as_json: bool) -> int:
             "hash": hash_of(places.model),
             "draft": None if places.draft is None else Path(places.draft).name,
         }
-        record = run.run()
+        try:
+            record = run.run()
+        except BaseException:
+            if options.output is not None:
+                save({**run.record, "interrupted": True}, options.output)
+            raise
     return finish(record, options, as_json)
 
 
 def finish(record: dict[str, Any], options: Options, as_json: bool) -> int:
     """Save and show what there is, and say how it ended."""
-    if options.output is not None:
-        save(record, options.output)
-    results = results_of(record)
-    if options.page is not None:
-        options.page.write_text(html([results]), encoding="utf-8")
+    results, failure = results_of(record), None
+    try:
+        if options.output is not None:
+            save(record, options.output)
+        if options.page is not None:
+            write(html([results]), options.page)
+    except InputError as error:  # what was measured can still be shown
+        failure = error
     sys.stdout.write(to_text(record) if as_json else visible(markdown(results)))
+    if failure is not None:
+        raise failure
     if record["interrupted"]:
         return ExitCode.INTERRUPTED
     if not results.engines:
@@ -124,12 +132,12 @@ def finish(record: dict[str, Any], options: Options, as_json: bool) -> int:
 
 def report(records: Sequence[Path], page: Path | None, *, as_json: bool) -> int:
     """What records say, as Markdown, as JSON, or as a page."""
+    check_places([page], records)
     if page is not None:
-        check_place(page)
         require_plots()
     results = [results_of(load(path)) for path in records]
     if page is not None:
-        page.write_text(html(results), encoding="utf-8")
+        write(html(results), page)
     if as_json:
         found = [one.to_dict() for one in results]
         sys.stdout.write(json.dumps(found, indent=2) + "\n")

@@ -22,6 +22,7 @@ PATIENCE = 2.0
 _HARMLESS = "\n\t"
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in _HARMLESS}
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+_PICTURES |= dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)  # halves of characters: no UTF-8
 
 
 def visible(text: str) -> str:

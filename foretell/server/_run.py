@@ -13,6 +13,7 @@ import uvicorn
 
 from foretell._errors import ForetellError
 from foretell.server._app import Server
+from foretell.server._protocol import Impatient
 
 logger = logging.getLogger("foretell.server")
 OK, KILLED = 0, 130
@@ -45,14 +46,9 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def run(server: Server, sock: socket.socket, ready: Callable[[str], None]) -> int:
-    """Serve until a signal ends it; returns the exit code.
-
-    The first SIGTERM or SIGINT lets nothing new in and gives those who are being answered
-    ``grace`` seconds; then, or at a second one, they are cut off. ``ready`` is called with the
-    address once requests are answered.
-    """
-    config = uvicorn.Config(
+def configured(server: Server) -> uvicorn.Config:
+    """How uvicorn is run."""
+    return uvicorn.Config(
         server.app,
         log_config=None,
         access_log=False,
@@ -62,9 +58,19 @@ def run(server: Server, sock: socket.socket, ready: Callable[[str], None]) -> in
         timeout_keep_alive=30,
         limit_concurrency=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=1 << 16,
-        http="h11",
+        http=Impatient,
+        ws="none",
     )
-    return asyncio.run(_serve(server, _Uvicorn(config), sock, ready))
+
+
+def run(server: Server, sock: socket.socket, ready: Callable[[str], None]) -> int:
+    """Serve until a signal ends it; returns the exit code.
+
+    The first SIGTERM or SIGINT lets nothing new in and gives those who are being answered
+    ``grace`` seconds; then, or at a second one, they are cut off. ``ready`` is called with the
+    address once requests are answered.
+    """
+    return asyncio.run(_serve(server, _Uvicorn(configured(server)), sock, ready))
 
 
 async def _serve(

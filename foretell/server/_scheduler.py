@@ -210,7 +210,7 @@ class Scheduler:
         with self._changed:
             if self._stopping or self._ended:
                 raise StoppingError("the server is shutting down; send the request again later")
-            waiting = len(self._waiting)
+            waiting = self._num_left()
             if waiting and waiting + len(jobs) > self.settings.max_queue:
                 raise QueueFullError(waiting, self._retry_after())
             self._waiting.extend(jobs)
@@ -247,13 +247,15 @@ class Scheduler:
         room = model.max_length - prompt
         answer = room if params.max_tokens is None else min(params.max_tokens, room)
         nodes = MOST_NODES if num_draft_tokens == "auto" else num_draft_tokens
-        positions = params.n * positions_for(model, prompt + answer + nodes)
-        one_position = model.position_bytes + (0 if draft is None else draft.position_bytes)
+        each = positions_for(model, prompt + answer + nodes)
+        common = prompt // model.position_granule * model.position_granule
+        again = each - common if model.forks_share else each
+        num_bytes = (each + (params.n - 1) * again) * model.position_bytes
+        if draft is not None:
+            theirs = positions_for(draft, prompt + answer + nodes)  # nothing of it is shared
+            num_bytes += params.n * theirs * draft.position_bytes
         logits = 4 * model.vocab_size * (nodes + 1)
-        return (
-            prompt + params.n * answer,
-            positions * one_position + params.n * (logits + REQUEST_BYTES),
-        )
+        return prompt + params.n * answer, num_bytes + params.n * (logits + REQUEST_BYTES)
 
     def _check_size(self, job: Job) -> None:
         limits = self.settings
@@ -275,16 +277,25 @@ class Scheduler:
                 "at a time; use a smaller n"
             )
 
-    def _fits(self, job: Job) -> bool:
+    def _fits(self, *jobs: Job) -> bool:
+        """Whether there is room for all of these beside what runs."""
         limits = self.settings
         return (
-            len(self._running) + len(job.requests) <= limits.max_running
-            and self._used_bytes + job.num_bytes <= limits.memory_bytes
+            len(self._running) + sum(len(job.requests) for job in jobs) <= limits.max_running
+            and self._used_bytes + sum(job.num_bytes for job in jobs) <= limits.memory_bytes
             and (
                 limits.max_total_tokens is None
-                or self._used_tokens + job.num_tokens <= limits.max_total_tokens
+                or self._used_tokens + sum(job.num_tokens for job in jobs)
+                <= limits.max_total_tokens
             )
         )
+
+    def _num_left(self) -> int:
+        """Jobs in the queue that the next turn cannot begin; only these do wait."""
+        queue = [job for job in self._waiting if not job.cancelled]
+        most = min(len(queue), self.settings.max_running)
+        begin = next((n for n in range(most) if not self._fits(*queue[: n + 1])), most)
+        return len(queue) - begin
 
     def _retry_after(self) -> int:
         """Seconds after which a place may be free: half of what a request took lately."""

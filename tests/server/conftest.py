@@ -21,7 +21,7 @@ from foretell import Engine, Model
 from foretell.backends.table import TableModel
 from foretell.drafters import SuffixMemory
 from foretell.server._app import Server
-from foretell.server._run import listen
+from foretell.server._run import configured, listen
 from foretell.server._settings import Settings
 
 NAME = "table"
@@ -94,8 +94,7 @@ def running(engine: Engine, **settings: Any) -> Iterator[Running]:
     """A server for ``engine``, in a thread of its own."""
     server = Server(engine, Settings(**{"model_name": NAME, **settings}))
     sock: socket.socket = listen("127.0.0.1", 0)
-    config = uvicorn.Config(server.app, log_config=None, access_log=False, lifespan="on")
-    inner = uvicorn.Server(config)
+    inner = uvicorn.Server(configured(server))
     thread = threading.Thread(target=lambda: asyncio.run(inner.serve([sock])), daemon=True)
     thread.start()
     while not inner.started:

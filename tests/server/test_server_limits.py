@@ -13,7 +13,8 @@ from conftest import letters_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foretell import Draft, Drafter, Engine, OptionError
+from foretell import Draft, Drafter, Engine, OptionError, SamplingParams
+from foretell.server._scheduler import QueueFullError
 from foretell.server._settings import Settings
 
 CHAT = {"model": "table", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -334,6 +335,24 @@ def test_a_full_queue_is_a_429_with_a_time_to_come_back(serve):
     for response in refused:
         assert response.json()["error"]["code"] == "queue_full"
         assert 1 <= int(response.headers["Retry-After"]) <= 60
+
+
+def test_who_can_begin_at_once_does_not_wait_in_the_queue(serve):
+    here = serve(letters_model(seconds=0.02), max_running=3, max_queue=1)
+    scheduler = here.server.scheduler
+
+    def job():
+        return scheduler.job([97], SamplingParams(max_tokens=5, seed=1), lambda items: None)
+
+    with scheduler._changed:  # nothing is let in meanwhile: the lock is one that can be taken again
+        for _ in range(4):  # three can begin, and one may wait
+            scheduler.submit([job()])
+        with pytest.raises(QueueFullError, match="1 requests are waiting"):
+            scheduler.submit([job()])
+        left = job()
+        scheduler.cancel([*scheduler._waiting])
+        scheduler.submit([left])  # those who left do not wait either
+    here.wait_idle()
 
 
 def test_several_prompts_are_let_in_together_or_not_at_all(serve):

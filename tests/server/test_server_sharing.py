@@ -7,14 +7,17 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import letters_model
+from conftest import NAME, letters_model
 from families import tiny_checkpoint
 
 from foretell import Engine, SamplingParams
 from foretell._batch import Batch
 from foretell.backends.cpu import load
 from foretell.drafters import SuffixMemory
+from foretell.server._metrics import Metrics
 from foretell.server._prefix_cache import PrefixCache
+from foretell.server._scheduler import Scheduler
+from foretell.server._settings import Settings
 
 
 def bodies(count: int, seed: int):
@@ -221,6 +224,34 @@ def test_the_cache_counts_at_least_what_is_allocated(tmp_path):
         allocated = {id(_base(page)): _base(page).nbytes for page in pages}
         assert 0 < sum(allocated.values()) <= cache.num_bytes
     assert len(cache) > 3
+
+
+@pytest.mark.parametrize("slab", [1, 100_000])
+@pytest.mark.parametrize("prompt", [1, 64, 130, 400])
+def test_completions_take_at_most_what_is_set_aside(tmp_path, monkeypatch, prompt, slab):
+    """They share the prompt's full pages, which count once, however many are allocated at once."""
+    monkeypatch.setattr("foretell.backends.cpu._session._SLAB_BYTES", slab)
+    model = load(tiny_checkpoint(tmp_path, "llama", tokenizer=True), threads=1)
+    engine = Engine(model)
+    scheduler = Scheduler(engine, Settings(NAME), Metrics())
+    charged = {}
+    for n in (1, 6):
+        params = SamplingParams(max_tokens=40, n=n, temperature=1, seed=3, ignore_eos=True)
+        tokens = [random.Random(i).randrange(3, 250) for i in range(prompt)]
+        job = scheduler.job(tokens, params, lambda items: None, num_draft_tokens=4)
+        charged[n] = job.num_bytes
+        batch = Batch(model)
+        batch.join(job.requests)
+        while len(batch):
+            batch.read()
+            batch.step()
+        pages = [page for one in job.requests for page in one.session._pages.arrays]
+        allocated = {id(_base(page)): _base(page).nbytes for page in pages}
+        assert len(allocated) >= n
+        assert sum(allocated.values()) <= job.num_bytes
+    shared = prompt // model.position_granule * model.position_granule * model.position_bytes
+    assert charged[6] == 6 * charged[1] - 5 * shared
+    assert shared or prompt < 192
 
 
 def _base(array):

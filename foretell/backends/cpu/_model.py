@@ -71,6 +71,7 @@ class CpuModel(Model):
     """A loaded decoder. Safe to call from several threads: passes take turns."""
 
     capabilities = Capabilities(rollback=True, tree=True, hidden_states=True)
+    forks_share = True
 
     def __init__(
         self,
