@@ -78,7 +78,7 @@ class PassCosts:
         with self._lock:
             self.num_passes += 1
             samples = self._samples.get(rows)
-            if samples is not None and samples.count == WINDOW and self.num_passes % 2:
+            if samples is not None and self.num_passes % 2 and samples.count == WINDOW:
                 return  # every second one will do, and looking at it takes time
             if samples is None:
                 # The guess counts as one sample: the first pass of its kind is often a slow one.

@@ -80,7 +80,7 @@ def advance(
 ) -> Emitted:
     """Take what the target accepts into the request, and drop the rest."""
     if isinstance(output, Exception):
-        request.error = request.error or output
+        request.fail(output)
     if request.is_over or isinstance(output, Exception):
         return Emitted()
     verdict = request.rule.verify(draft, output.logits, request.sampler, request.tokens)
@@ -98,8 +98,10 @@ def advance(
             for node, token in zip(accepted.nodes, accepted.tokens, strict=False)
         ]
     )
-    with request.guarded():
-        request.policy.observe(draft, output.read_only(), accepted)
+    try:
+        request.policy.observe(draft, output, accepted)
+    except Exception as error:
+        request.fail(error)
     return Emitted(accepted.tokens, accepted.origins, pieces, logprobs, draft, step)
 
 
@@ -114,11 +116,13 @@ def trim(request: Request, draft: Draft, verdict: Verdict) -> tuple[Accepted, li
     if request.is_cancelled():
         request.finish = FinishReason.CANCELLED
         return Accepted.of(draft, ()), []
-    with request.guarded():
+    try:
         for token, origin in verdict:
             piece, request.finish = request.stops.push(token)
             emitted.append((token, origin))
             pieces.append(piece)
             if request.finish is not None:
                 break
+    except Exception as error:
+        request.fail(error)
     return Accepted.of(draft, emitted), pieces

@@ -125,7 +125,7 @@ class Draft:
     @classmethod
     def empty(cls) -> Draft:
         """No draft: the step is a plain one."""
-        return cls((), q=None)
+        return _EMPTY
 
     @classmethod
     def one_hot(
@@ -225,6 +225,8 @@ class Draft:
     @property
     def depth(self) -> int:
         """Length of the longest path of drafted tokens."""
+        if self.parents is None:
+            return len(self.tokens)
         return max(depths(self.parents, len(self.tokens) + 1))
 
 
@@ -339,3 +341,6 @@ def check_probabilities(values: Sequence[float]) -> None:
     except TypeError:
         pass
     raise InputError(f"a probability lies outside 0..1, among {shown(values)}")
+
+
+_EMPTY = Draft((), q=None)

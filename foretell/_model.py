@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -114,28 +114,20 @@ class Output:
     hidden_bounds: tuple[tuple[int, int], ...] = ()
 
     def of(self, index: int) -> Output:
-        """The output of the ``index``-th Rows of the pass."""
+        """The output of the ``index``-th Rows of the pass, in arrays that cannot be written to."""
         start, stop = self.bounds[index]
         first, last = self.hidden_bounds[index] if self.hidden_bounds else (0, 0)
         return Output(
-            self.logits[start:stop],
-            {layer: states[first:last] for layer, states in self.hidden.items()},
+            _part(self.logits, start, stop),
+            {layer: _part(states, first, last) for layer, states in self.hidden.items()},
             ((0, stop - start),),
             ((0, last - first),),
         )
 
-    def read_only(self) -> Output:
-        """The same output in arrays that cannot be written to."""
-        return replace(
-            self,
-            logits=_read_only(self.logits),
-            hidden={layer: _read_only(states) for layer, states in self.hidden.items()},
-        )
 
-
-def _read_only(array: FloatArray) -> FloatArray:
-    view = array.view()
-    view.flags.writeable = False
+def _part(rows: FloatArray, start: int, stop: int) -> FloatArray:
+    view = rows[start:stop]
+    view.setflags(write=False)
     return view
 
 

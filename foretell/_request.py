@@ -52,7 +52,11 @@ class Request:
         try:
             yield
         except Exception as error:
-            self.error = self.error or error
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """``error`` broke it, if nothing did before."""
+        self.error = self.error or error
 
 
 @dataclass(frozen=True)

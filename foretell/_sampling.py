@@ -255,17 +255,20 @@ class RequestSampler:
     ) -> None:
         self._params = params
         self._seed = seed
+        self._is_greedy = params.temperature == 0
         self._processors = Processors(params, prompt_length, eos_token_ids)
 
     def choose(self, logits: Logits, history: Sequence[int], position: int) -> int:
+        if self._is_greedy and not self._processors.changes(position):
+            return _best(logits, position)
         row = self._processors(logits, history, position)
-        if self._params.temperature == 0:
+        if self._is_greedy:
             return int(row.argmax())
         return self._support(row).choose(key_of(_CHOICE, self._seed, position))
 
     def distribution(self, logits: Logits, history: Sequence[int], position: int) -> Floats:
         row = self._processors(logits, history, position)
-        if self._params.temperature == 0:
+        if self._is_greedy:
             one_hot = np.zeros(len(row))
             one_hot[row.argmax()] = 1.0
             return one_hot
@@ -303,30 +306,24 @@ class Processors:
         self._presence = params.presence_penalty
         self._frequency = params.frequency_penalty
         self._penalizes = (self._repetition, self._presence, self._frequency) != (1, 0, 0)
+        self._always = bool(len(self._biased) or len(self._banned) or self._penalizes)
         self._prompt_length = prompt_length
         self._counted: list[int] = []
         self._total = self._output = np.zeros(0, np.int64)
 
+    def changes(self, position: int) -> bool:
+        """Whether anything is to be done at ``position``."""
+        return self._always or (position < self._min_position and len(self._ends) > 0)
+
     def __call__(self, logits: Logits, history: Sequence[int], position: int) -> Logits | Floats:
         """The processed row; the row itself where nothing is to be done."""
-        best = logits.max()
-        if np.isnan(best):
-            raise CorruptModelError(
-                f"the model gave NaN for token {int(np.isnan(logits).argmax())} at position "
-                f"{position}; its weights or the cache are damaged"
-            )
-        if best == -math.inf:
-            raise CorruptModelError(
-                f"the model gave -inf for every token at position {position}, which leaves none "
-                "to choose; its weights or the cache are damaged"
-            )
-        masked = position < self._min_position and len(self._ends) > 0
-        if not (len(self._biased) or len(self._banned) or masked or self._penalizes):
+        _best(logits, position)
+        if not self.changes(position):
             return logits
         row = logits.astype(np.float64)
         row[self._biased] += self._bias
         row[self._banned] = -math.inf
-        if masked:
+        if position < self._min_position:
             row[self._ends] = -math.inf
         if self._penalizes:
             self._penalize(row, history)
@@ -370,6 +367,23 @@ class Processors:
         self._total[token] += change
         if index >= self._prompt_length:
             self._output[token] += change
+
+
+def _best(logits: Logits, position: int) -> int:
+    """The token of the highest logit, ties to the lowest id; raises where there is none."""
+    best = int(logits.argmax())  # the first NaN, where there is one
+    value = logits.item(best)
+    if value != value:
+        raise CorruptModelError(
+            f"the model gave NaN for token {best} at position "
+            f"{position}; its weights or the cache are damaged"
+        )
+    if value == -math.inf:
+        raise CorruptModelError(
+            f"the model gave -inf for every token at position {position}, which leaves none "
+            "to choose; its weights or the cache are damaged"
+        )
+    return best
 
 
 class Drawn(NamedTuple):

@@ -66,6 +66,9 @@ class StopConditions:
             for beginning in self._beginnings:
                 beginning.read(text)
         reason = self._reason(token)
+        if reason is None and not self._stop_strings:
+            text, self._held = self._held, ""
+            return text, None
         if reason is not None:
             self._drain()
         if self._count <= self._min_tokens:

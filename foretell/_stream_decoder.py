@@ -44,13 +44,19 @@ class StreamDecoder:
         special = inner.get_added_tokens_decoder() if skip_special_tokens else {}
         self._skipped = {token.content for token in special.values() if token.special}
         self._stream = _stream_for(tokenizer)
+        self._known = tokenizer.known_pieces[skip_special_tokens]
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; often empty, never a broken character."""
+        stream = self._stream
+        between = stream.is_between
+        if between and (text := self._known.get(token_id)) is not None:
+            return text
         token = self._inner.id_to_token(token_id)
-        if token is None or token in self._skipped:
-            return ""
-        return self._stream.push(token_id, token)
+        text = "" if token is None or token in self._skipped else stream.push(token_id, token)
+        if between and stream.is_between and token is not None:
+            self._known[token_id] = text
+        return text
 
     def finish(self) -> str:
         """The text still held back. The decoder is as new afterwards."""
@@ -64,6 +70,9 @@ class StreamDecoder:
 
 
 class _Stream(ABC):
+    is_between = False
+    """Whether nothing is held back, and the next token's text does not depend on earlier ones."""
+
     @abstractmethod
     def push(self, token_id: int, token: str) -> str: ...
 
@@ -79,21 +88,25 @@ class _ByteLevelStream(_Stream):
     """Bytes to UTF-8. Python and Rust replace ill-formed sequences alike: one mark for each
     maximal part of a character (Unicode 15, section 3.9, best practice)."""
 
+    is_between = True
+
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = b""
 
     def push(self, token_id: int, token: str) -> str:
-        return self._decoder.decode(_token_bytes(token))
+        data = self._rest + _token_bytes(token)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._rest = data[used:]
+        self.is_between = not self._rest
+        return text
 
     def finish(self) -> str:
-        rest = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return rest
+        text, _ = codecs.utf_8_decode(self._rest, "replace", True)
+        self._rest, self.is_between = b"", True
+        return text
 
     def copy(self) -> _ByteLevelStream:
-        twin = _ByteLevelStream()
-        twin._decoder.setstate(self._decoder.getstate())
-        return twin
+        return copy.copy(self)
 
 
 @final
@@ -113,12 +126,13 @@ class _TokenStream(_Stream):
 
     def push(self, token_id: int, token: str) -> str:
         self._pending.append(token_id)
+        self.is_between = False
         # A run of byte tokens becomes text when it ends; only then is it known to be valid.
         return "" if _BYTE_TOKEN.fullmatch(token) else self._flush()
 
     def finish(self) -> str:
         rest = self._flush()
-        self._pending, self._begun = [], False
+        self._pending, self._begun, self.is_between = [], False, False
         return rest
 
     def copy(self) -> _TokenStream:
@@ -131,7 +145,7 @@ class _TokenStream(_Stream):
             return ""
         if self._begun:
             text = self._decode([self._anchor, *self._pending]).removeprefix(self._anchor_text)
-            self._pending = []
+            self._pending, self.is_between = [], True
             return text
         # Until something is visible, the decoder may still be dropping leading spaces.
         text = self._decode(self._pending)
@@ -231,7 +245,7 @@ def _token_bytes(token: str) -> bytes:
     """The bytes a byte-level token stands for; a token with other characters is its own UTF-8."""
     table = _byte_of_character()
     try:
-        return bytes(table[character] for character in token)
+        return bytes(map(table.__getitem__, token))
     except KeyError:
         return token.encode("utf-8")
 

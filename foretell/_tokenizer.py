@@ -67,6 +67,9 @@ class Tokenizer:
         self.chat_template = chat_template
         self._chat: ChatTemplate | None = None
         self._bytes: dict[int, bytes] = {}
+        self.known_pieces: dict[bool, dict[int, str]] = {True: {}, False: {}}
+        """Texts of tokens within a text, as a StreamDecoder met them; with and without special
+        tokens skipped."""
         leading = self.encode("", add_special_tokens=True)
         self.add_bos = self.bos_token_id is not None and leading[:1] == [self.bos_token_id]
 

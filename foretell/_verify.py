@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
+from typing import overload
 
 import numpy as np
 
@@ -73,14 +75,15 @@ class Accepted:
 
         Node 0 stays in any case: it was emitted before.
         """
-        pairs = list(emitted)
-        nodes = [0]
-        for token, _ in pairs[:-1]:
-            child = draft.child(nodes[-1], token)
-            assert child is not None, "a rule may emit one token that was not drafted, the last"
-            nodes.append(child)
-        last = pairs[-1][1] if pairs else Origin.DRAFT
-        return cls(tuple(nodes), tuple(token for token, _ in pairs), last)
+        nodes, tokens, last = [0], list[int](), Origin.DRAFT
+        for token, origin in emitted:
+            last = origin
+            if tokens:
+                child = draft.child(nodes[-1], tokens[-1])
+                assert child is not None, "a rule may emit one token that was not drafted, the last"
+                nodes.append(child)
+            tokens.append(token)
+        return cls(tuple(nodes), tuple(tokens), last)
 
     @property
     def origins(self) -> tuple[Origin, ...]:
@@ -92,7 +95,7 @@ class Accepted:
     @property
     def num_accepted(self) -> int:
         """How many of the tokens were drafted."""
-        return sum(origin is Origin.DRAFT for origin in self.origins)
+        return len(self.tokens) - (self.last_origin is not Origin.DRAFT and bool(self.tokens))
 
 
 def match(draft: Draft, logits: FloatArray, sampler: Sampler, history: Sequence[int]) -> Verdict:
@@ -101,16 +104,17 @@ def match(draft: Draft, logits: FloatArray, sampler: Sampler, history: Sequence[
     The emitted token is the target's choice in any case, so the result is what plain decoding
     would have emitted (drafter-invariant: Daliri, Musco and Suresh 2024).
     """
-    node, seen = 0, list(history)
+    node, position = 0, len(history)
+    seen, followed = history, list[int]()
     while True:
-        token = sampler.choose(logits[node], seen, len(seen))
-        child = draft.child(node, token)
+        token = sampler.choose(logits[node], seen, position)
+        child = draft.child(node, token) if draft.tokens else None
         if child is None:
             yield token, _own(draft, node)
             return
         yield token, Origin.DRAFT
-        seen.append(token)
-        node = child
+        followed.append(token)
+        node, position, seen = child, position + 1, _Followed(history, followed)
 
 
 def rejection(
@@ -182,6 +186,34 @@ RULES = {
     )
 }
 """Every accept rule by name; the conformance tests run over all of them."""
+
+
+class _Followed(Sequence[int]):
+    """``history``, then ``tokens``: a view, because a copy of a long history takes time."""
+
+    __slots__ = ("_history", "_tokens")
+
+    def __init__(self, history: Sequence[int], tokens: Sequence[int]) -> None:
+        self._history, self._tokens = history, tokens
+
+    def __len__(self) -> int:
+        return len(self._history) + len(self._tokens)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self._history, self._tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        start = len(self._history)
+        at = index if index >= 0 else index + len(self)
+        if at < 0:
+            raise IndexError(index)
+        return self._history[at] if at < start else self._tokens[at - start]
 
 
 def _own(draft: Draft, node: int) -> Origin:

@@ -83,6 +83,29 @@ def test_choose_sees_the_history_that_plain_decoding_would_have():
     assert history == [2, 1]
 
 
+@given(st.lists(st.integers(0, 9), max_size=6), st.slices(8), st.integers(-9, 9))
+def test_the_history_behaves_like_the_list_of_its_tokens(history, part, index):
+    seen = []
+
+    class Recording(RequestSampler):
+        def choose(self, logits, history, position):
+            seen.append((history[part], list(reversed(history)), len(history), 3 in history))
+            if -len(history) <= index < len(history):
+                seen.append(history[index])
+            else:
+                with pytest.raises(IndexError):
+                    history[index]
+            return super().choose(logits, history, position)
+
+    list(match(Draft.one_hot((3, 4)), says(3, 4, 5), Recording(SamplingParams()), history))
+    expected = []
+    for tokens in (history, [*history, 3], [*history, 3, 4]):
+        expected.append((tokens[part], tokens[::-1], len(tokens), 3 in tokens))
+        if -len(tokens) <= index < len(tokens):
+            expected.append(tokens[index])
+    assert seen == expected
+
+
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), min_size=7, max_size=7))
 def test_what_is_emitted_is_the_target_s_own_words(draft, target):
     accepted = matched(Draft.one_hot(tuple(draft)), says(*target))
