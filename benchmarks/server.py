@@ -5,7 +5,10 @@
 Every round asks the same new prompts in each way: one request at a time decoded plainly, all at the
 same time decoded plainly (batching alone), and all at the same time with speculation as it is by
 default. Each way of each round has an API key of its own, so that nothing is remembered from one
-to another. Answers of all ways must be the same tokens. Rates are answers' tokens by wall time,
+to another. Answers of all ways must be the same tokens. Where --clients has several numbers,
+batching is measured with each of them, each number with as many requests or --requests, whichever
+is more, the same ones first; one at a time and llama.cpp's server are measured with the first
+number, in the first --references rounds. Rates are answers' tokens by wall time,
 reading prompts included; what counts are the ratios within a round. llama.cpp's server runs the
 same GGUF file with the same requests, for comparison of speed alone. PYTHON is an interpreter with
 `xllamacpp`, which brings that server; PATH is a `llama-server`.
@@ -62,7 +65,7 @@ def llama_server(options: argparse.Namespace, model: str) -> Iterator[str | None
     if options.llama_python is None and options.llama_server is None:
         yield None
         return
-    slots, port = options.clients, "8797"
+    slots, port = options.clients[0], "8797"
     if options.llama_python is not None:
         program = [
             options.llama_python,
@@ -116,12 +119,13 @@ def body(prompt: str, options: argparse.Namespace, number: int | str) -> dict[st
 
 
 async def run(
-    way: str, address: str, round_: int, options: argparse.Namespace
+    way: str, clients: int, address: str, round_: int, options: argparse.Namespace
 ) -> tuple[dict[str, Any], list[Answer]]:
-    """One round of one way."""
-    asked = prompts(options.requests, f"round {round_}")
+    """One round of one way, for so many clients."""
+    count = max(options.requests, clients) if way in (BATCHING, BOTH) else options.requests
+    asked = prompts(count, f"round {round_}")
     number: int | str = "auto" if way == BOTH else 0
-    key = f"{way}-{round_}".replace(" ", "-").replace(",", "")
+    key = key_of(way, clients, round_)
 
     async def ask(index: int) -> Answer:
         request = body(asked[index], options, number)
@@ -131,8 +135,7 @@ async def run(
         return await stream(address, request, key)
 
     began = time.perf_counter()
-    clients = 1 if way == PLAIN else options.clients
-    answers = await many(ask, range(options.requests), clients)
+    answers = await many(ask, range(count), 1 if way == PLAIN else clients)
     seconds = time.perf_counter() - began
     errors = [answer.error for answer in answers if answer.error]
     if errors:
@@ -141,7 +144,8 @@ async def run(
     return {
         "way": way,
         "round": round_,
-        "clients": clients,
+        "clients": 1 if way == PLAIN else clients,
+        "requests": count,
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
@@ -149,10 +153,17 @@ async def run(
     }, answers
 
 
+def key_of(way: str, clients: int, round_: int) -> str:
+    return f"{way}-{clients}-{round_}".replace(" ", "-").replace(",", "")
+
+
 def keys(options: argparse.Namespace) -> str:
-    ways = (PLAIN, BATCHING, BOTH)
-    names = [f"{way}-{r}" for way in ways for r in range(-1, options.rounds)]
-    return " ".join(name.replace(" ", "-").replace(",", "") for name in names)
+    return " ".join(
+        key_of(way, clients, round_)
+        for way in (PLAIN, BATCHING, BOTH)
+        for clients in options.clients
+        for round_ in range(-1, options.rounds)
+    )
 
 
 def main() -> int:
@@ -160,8 +171,9 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--model", help="a GGUF file (the demo model)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--references", type=int, help="as many rounds as there are")
     parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--clients", type=int, nargs="+", default=[32])
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--llama-python", metavar="PYTHON", help="with xllamacpp installed")
@@ -171,30 +183,38 @@ def main() -> int:
     runs: list[dict[str, Any]] = []
     differences = 0
     serve = ("--served-name", "demo", "--threads", str(options.threads))
-    serve += ("--max-running", str(options.clients))
+    serve += ("--max-running", str(max(options.clients)))
+    first_clients = options.clients[0]
+    references = options.rounds if options.references is None else options.references
     with (
         foretell_server(model, *serve, FORETELL_API_KEYS=keys(options)) as (address, _),
         llama_server(options, model) as llama,
     ):
-        ways = {PLAIN: address, BATCHING: address, BOTH: address}
-        if llama is not None:
-            ways[LLAMA] = llama
+        loads = [(way, clients) for clients in options.clients for way in (BATCHING, BOTH)]
         for round_ in range(-1, options.rounds):  # the first one warms up
-            texts: dict[str, list[list[int]]] = {}
-            order = list(ways) if round_ % 2 else list(ways)[::-1]
-            for way in order:
-                if round_ < 0 and way == PLAIN:
-                    continue
-                result, answers = asyncio.run(run(way, ways[way], round_, options))
+            order = loads[:2] if round_ < 0 else loads[:: -1 if round_ % 2 else 1]
+            if 0 <= round_ < references:
+                order = [(PLAIN, first_clients), *order]
+            if llama is not None and round_ < references:
+                order = [*order, (LLAMA, first_clients)]
+            texts: list[list[list[int]]] = []
+            for way, clients in order:
+                where = llama if way == LLAMA else address
+                assert where is not None
+                result, answers = asyncio.run(run(way, clients, where, round_, options))
                 if way != LLAMA:
-                    texts[way] = [answer.token_ids for answer in answers]
+                    texts.append([answer.token_ids for answer in answers])
                 if round_ >= 0:
                     runs.append(result)
                     print(
-                        f"{round_} {way:24} {result['tokens_per_second']:7.1f} tokens/s", flush=True
+                        f"{round_} {way:24} {clients:3} clients "
+                        f"{result['tokens_per_second']:7.1f} tokens/s",
+                        flush=True,
                     )
-            first, *rest = texts.values()
-            differences += sum(a != b for other in rest for a, b in zip(first, other, strict=True))
+            longest = max(texts, key=len)
+            differences += sum(
+                a != b for text in texts for a, b in zip(longest, text, strict=False)
+            )
     record = {
         "about": {
             "command": command_line("benchmarks/server.py", sys.argv[1:], PRIVATE),
@@ -204,30 +224,38 @@ def main() -> int:
         },
         "settings": {
             name: getattr(options, name)
-            for name in ("rounds", "requests", "clients", "max_tokens", "threads")
+            for name in ("rounds", "references", "requests", "clients", "max_tokens", "threads")
         },
         "runs": runs,
-        "rates": {way: statistics.median(_rates(runs, way)) for way in ways},
-        "ratios": {
-            "batching, speculation / one at a time, plain": _ratio(runs, BOTH, PLAIN),
-            "batching, speculation / batching": _ratio(runs, BOTH, BATCHING),
-            **({f"batching, speculation / {LLAMA}": _ratio(runs, BOTH, LLAMA)} if llama else {}),
-        },
+        "loads": [_load(runs, clients) for clients in options.clients],
         "different_answers": differences,
     }
-    print(json.dumps({name: record[name] for name in ("rates", "ratios", "different_answers")}))
+    print(json.dumps({name: record[name] for name in ("loads", "different_answers")}))
     if options.output is not None:
         options.output.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
     return 1 if differences else 0
 
 
-def _rates(runs: list[dict[str, Any]], way: str) -> list[float]:
-    return [run["tokens_per_second"] for run in runs if run["way"] == way]
+def _load(runs: list[dict[str, Any]], clients: int) -> dict[str, Any]:
+    """What so many clients got, the medians of rates and of ratios within a round."""
+    rates: dict[str, dict[int, float]] = {}
+    for one in runs:
+        if one["way"] == PLAIN or one["clients"] == clients:
+            rates.setdefault(one["way"], {})[one["round"]] = one["tokens_per_second"]
 
+    def ratio(name: str, other: str) -> dict[str, Any]:
+        rounds = sorted(rates[name].keys() & rates[other].keys())
+        each = [rates[name][round_] / rates[other][round_] for round_ in rounds]
+        return {"median": statistics.median(each), "rounds": each}
 
-def _ratio(runs: list[dict[str, Any]], one: str, other: str) -> dict[str, Any]:
-    each = [a / b for a, b in zip(_rates(runs, one), _rates(runs, other), strict=True)]
-    return {"median": statistics.median(each), "rounds": each}
+    return {
+        "clients": clients,
+        "rates": {way: statistics.median(each.values()) for way, each in rates.items()},
+        "ratios": {
+            f"{BATCHING} / {PLAIN}": ratio(BATCHING, PLAIN),
+            **{f"{BOTH} / {way}": ratio(BOTH, way) for way in rates if way != BOTH},
+        },
+    }
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from foretell._model import Model, Output
 from foretell._policy import ALONE, Beside, Policy, check_draft, check_rule
 from foretell._proposal import DEEPEST_KIND, EvidenceDrafter, Proposal
 from foretell._sampling import DraftSampler
+from foretell._together import Together, width
 from foretell._tree import Node, Source, credit, draft_of, grow, learn
 from foretell._verify import RULES, Accepted, Rule
 
@@ -61,6 +62,10 @@ class Experience:
     num_accepted_nodes: int = 0
     keep: Callable[[Experience], object] | None = None
     """What to do with it whenever a request is over; a profile writes it down."""
+    together: Together = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.together = Together(self)
 
 
 @dataclass
@@ -107,6 +112,7 @@ class AutoPolicy(Policy):
         sampler: DraftSampler | None = None,
     ) -> None:
         self._experience = experience
+        self.together: Together = experience.together
         self._costs = experience.costs
         self._budget = experience.budget
         self._rule = rule
@@ -141,6 +147,7 @@ class AutoPolicy(Policy):
         self._first_worth = 0.0
         self._reach = FIRST_NODES
         self._resting = self._looking = False
+        self._width = 1
         self._in_drafters = 0.0
         self._plain_seconds = 0.0
         self._rate = 0.0
@@ -172,10 +179,26 @@ class AutoPolicy(Policy):
             self._experience.deciding.add(max(spent - self._in_drafters, 0.0))
         return draft
 
-    def passed(self, rows: int, seconds: float) -> bool:
+    @property
+    def asking_seconds(self) -> float:
+        if self._resting:
+            return 0.0
+        return self._experience.deciding.total + sum(
+            asked.costs.total for asked in self._asked if self._is_cheap(asked)
+        )
+
+    def pass_over(self, context: Sequence[int]) -> None:
+        self._context, self.expected_tokens = len(context), 1.0
+        if self._proposals or self._nodes:
+            self._proposals, self._nodes = {}, []
+        self._steps += 1
+        self._expected += 1.0
+        self._reasons["no draft could pay in this pass"] += 1
+
+    def passed(self, rows: int, context: float, seconds: float) -> bool:
         self._budget.earn(seconds)
         if not self._resting or self._looking or not self._steps % 4:
-            self._costs.observe(rows, self._context, seconds)
+            self._costs.observe(rows, context, seconds)
         return True
 
     def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:
@@ -232,12 +255,18 @@ class AutoPolicy(Policy):
         if self._resting and not self._looking:
             return Draft.empty(), "no drafter paid of late"
         limit = min(limit, UNPROVEN + self._experience.num_accepted_nodes)
-        curve = self._costs.curve(beside.rows + 1, limit + 1, len(context))
+        if beside.rows:
+            curve = self.together.curve(
+                beside.rows + 1, limit + 1, beside.context_with(len(context))
+            )
+        else:
+            curve = self._costs.curve(1, limit + 1, len(context))
         self._plain_seconds = curve[0]
         self._rate = (beside.tokens + 1.0) / curve[0]
         if beside.rows and not self._could_pay(curve, beside):
             return Draft.empty(), "no draft could pay in this pass"
-        if not self._trust:
+        if not self._trust or self._width != width(beside.requests + 1):
+            self._width = width(beside.requests + 1)
             self._begin()
         self._ask_cheap(context, limit)
         nodes, chosen = self._choose(curve, beside)
@@ -269,12 +298,12 @@ class AutoPolicy(Policy):
         deciding = self._experience.deciding.total / max(len(self._asked), 1)
         for asked in self._asked:
             self._trust[asked.name] = asked.costs.trust
-            worth = asked.costs.worth
-            if worth is None:
+            worth = self._long_worth(asked)
+            if worth is None and self._width == 1:
                 asked.worth = self._first_worth
             else:
                 chance = SECOND_CHANCE * (asked.costs.total + deciding)
-                asked.worth = min(max(worth, chance), self._plain_seconds)
+                asked.worth = min(max(worth or 0.0, chance), self._plain_seconds)
 
     def _could_pay(self, curve: Sequence[float], beside: Beside) -> bool:
         """Whether a chain that is believed as far as anything is would pay: else nobody is asked.
@@ -411,8 +440,22 @@ class AutoPolicy(Policy):
             if asked.name in gains:
                 gain = gains[asked.name]
                 asked.worth += (gain - asked.worth) * MEMORY
-                start = self._first_worth if asked.costs.worth is None else asked.costs.worth
-                asked.costs.worth = start + (gain - start) * LONG_MEMORY
+                before = self._long_worth(asked)
+                first = self._first_worth if self._width == 1 else 0.0
+                start = first if before is None else before
+                self._remember(asked, start + (gain - start) * LONG_MEMORY)
+
+    def _long_worth(self, asked: _Asked) -> float | None:
+        """What its asks saved in all requests, in passes of about as many as now."""
+        if self._width == 1:
+            return asked.costs.worth
+        return self.together.worth.get((asked.name, self._width))
+
+    def _remember(self, asked: _Asked, worth: float) -> None:
+        if self._width == 1:
+            asked.costs.worth = worth
+        else:
+            self.together.worth[asked.name, self._width] = worth
 
     def _worth_of(self, node: Node) -> float:
         """The chance that a node is accepted, given that nodes are chosen for looking likely."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -39,6 +39,7 @@ class PassCosts:
         self._covariance = self._variance = 0.0
         self._log_pace = 0.0
         self._table: list[float] = [0.0]
+        self._trends: dict[tuple[int, int], tuple[int, float]] = {}
         self.num_passes = 0
         _EVERY.add(self)
 
@@ -65,6 +66,21 @@ class PassCosts:
             self._fill(last)
         pace, each = self.pace, self._slope * context
         return [pace * (self._table[k] + each * (k + OWN_KEYS)) for k in range(first, last + 1)]
+
+    def trend(self, first: int, last: int) -> float:
+        """Seconds of a row more, on the whole, in passes of ``first`` to ``last`` rows.
+
+        The slope of a straight line through what was measured of them; 0 where that is too little.
+        """
+        known = self._trends.get((first, last))
+        if known is None or self.num_passes - known[0] >= WINDOW:
+            found = [
+                (rows, samples.value, min(samples.count, 8))
+                for rows, samples in list(self._samples.items())
+                if first <= rows <= last and samples.count >= 3
+            ]
+            known = self._trends[first, last] = self.num_passes, _slope(found)
+        return self.pace * known[1]
 
     def age(self, rows: int) -> float:
         """Passes since one of as many rows was last measured; infinite if less than thrice."""
@@ -167,6 +183,17 @@ class PassCosts:
         if costs._samples:
             costs._fill(16)
         return costs
+
+
+def _slope(points: Sequence[tuple[int, float, int]]) -> float:
+    """Of a line through (x, y, weight), least squares; 0 for fewer than four, and downwards."""
+    if len(points) < 4:
+        return 0.0
+    weight = sum(w for _, _, w in points)
+    x_mean = sum(w * x for x, _, w in points) / weight
+    y_mean = sum(w * y for _, y, w in points) / weight
+    spread = sum(w * (x - x_mean) ** 2 for x, _, w in points)
+    return max(sum(w * (x - x_mean) * (y - y_mean) for x, y, w in points) / spread, 0.0)
 
 
 def _guess(rows: int) -> float:

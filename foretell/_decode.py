@@ -66,7 +66,8 @@ def step(model: Model, requests: Sequence[Request]) -> list[Emitted]:
     outputs = forward_each(model, rows)
     model_seconds = perf_counter() - before
     count = sum(len(part.tokens) for part in rows)
-    any(r.policy.passed(count, model_seconds) for r in requests)  # the first who keeps costs
+    seen = sum(len(p.tokens) * len(r.tokens) for p, r in zip(rows, requests, strict=True)) / count
+    any(r.policy.passed(count, seen, model_seconds) for r in requests)  # the first who keeps costs
     emitted = []
     for request, draft, output in zip(requests, drafts, outputs, strict=True):
         emitted.append(advance(request, draft, output))

@@ -14,17 +14,29 @@ from foretell._errors import ForetellError, OptionError
 from foretell._model import Model, Output, is_chain
 from foretell._proposal import EvidenceDrafter
 from foretell._sampling import DraftSampler
+from foretell._together import Together
 from foretell._verify import RULES, Accepted, Rule
 
 
 class Beside(NamedTuple):
-    """The rest of a pass that several requests share: its rows, and the tokens to expect of it."""
+    """The rest of a pass that several requests share.
+
+    Its rows, the tokens to expect of it, how many cached tokens its rows see on average, and the
+    requests.
+    """
 
     rows: int = 0
     tokens: float = 0.0
+    context: float = 0.0
+    requests: int = 0
+
+    def context_with(self, length: int) -> float:
+        """The average with one row more, which sees ``length`` tokens."""
+        return (self.rows * self.context + length) / (self.rows + 1)
 
 
 ALONE = Beside()
+NOTHING = Draft.empty()
 
 
 class Policy(ABC):
@@ -33,6 +45,13 @@ class Policy(ABC):
     drafters: Sequence[Drafter]
     expected_tokens: float = 1.0
     """Tokens to expect of the step that was proposed last."""
+    together: Together | None = None
+    """Who decides, in a pass that several requests share, whether this one is asked."""
+
+    @property
+    def asking_seconds(self) -> float:
+        """What being asked takes, with what has to be done after the pass."""
+        return 0.0
 
     @abstractmethod
     def start(self, prompt: Sequence[int]) -> None:
@@ -42,9 +61,13 @@ class Policy(ABC):
     def propose(self, context: Sequence[int], limit: int, beside: Beside = ALONE) -> Draft:
         """A draft of at most ``limit`` tokens, for a pass that has ``beside`` in it already."""
 
-    def passed(self, rows: int, seconds: float) -> bool:
+    def pass_over(self, context: Sequence[int]) -> None:  # noqa: B027 - optional hook
+        """The step is a plain one, and nobody is asked for a draft."""
+
+    def passed(self, rows: int, context: float, seconds: float) -> bool:
         """The pass of ``rows`` rows, those of all requests, took ``seconds``.
 
+        ``context`` is how many cached tokens the rows see on average.
         Returns whether that was taken note of; the requests of a pass are told until one does.
         """
         return False
@@ -66,20 +89,39 @@ def propose_together(
 ) -> list[Draft | Exception]:
     """One draft for each request of a pass, of (policy, context, limit); one after another.
 
-    Whoever comes first takes the others for plain steps. Where a policy fails, what it raised
-    takes the place of its draft, so that the others go on.
+    Whoever comes first takes the others for plain steps. Where several share the pass, it is
+    decided first whether anybody is asked at all. Where a policy fails, what it raised takes the
+    place of its draft, so that the others go on.
     """
     asking = list(requests)
-    rows, tokens = len(asking), float(len(asking))
+    count = rows = len(asking)
+    tokens = float(count)
+    seen = float(sum(len(context) for _, context, _ in asking))
+    groups: dict[Together, list[Policy]] = {}
+    if count > 1:
+        for policy, _, limit in asking:
+            if policy.together is not None and limit > 0:
+                groups.setdefault(policy.together, []).append(policy)
+    nodes = {one: one.most_nodes(group, count, seen / count) for one, group in groups.items()}
     drafts: list[Draft | Exception] = []
     for policy, context, limit in asking:
+        if policy.together in nodes:
+            limit = min(limit, nodes[policy.together])
+            if limit == 0:
+                policy.pass_over(context)
+                drafts.append(NOTHING)
+                continue
+        others = (seen - len(context)) / (rows - 1) if rows > 1 else 0.0
         try:
-            draft = policy.propose(context, limit, Beside(rows - 1, tokens - 1.0))
+            draft = policy.propose(
+                context, limit, Beside(rows - 1, tokens - 1.0, others, count - 1)
+            )
         except Exception as error:
             drafts.append(error)
             continue
         rows += len(draft)
         tokens += policy.expected_tokens - 1.0
+        seen += len(draft) * len(context)
         drafts.append(draft)
     return drafts
 
@@ -159,7 +201,6 @@ class FixedPolicy(Policy):
         self._chains = not rule.trees
         self._rule = rule
         self._costs = costs
-        self._context = 0
         if self.drafters:
             model.capabilities.require("rollback")
         for drafter in self.drafters:
@@ -172,7 +213,6 @@ class FixedPolicy(Policy):
             drafter.start(Context.of(prompt))
 
     def propose(self, context: Sequence[int], limit: int, beside: Beside = ALONE) -> Draft:
-        self._context = len(context)
         limit = min(limit, self.num_draft_tokens)
         if limit > 0:
             for drafter in self.drafters:
@@ -184,9 +224,9 @@ class FixedPolicy(Policy):
                     return draft
         return Draft.empty()
 
-    def passed(self, rows: int, seconds: float) -> bool:
+    def passed(self, rows: int, context: float, seconds: float) -> bool:
         if self._costs is not None:
-            self._costs.observe(rows, self._context, seconds)
+            self._costs.observe(rows, context, seconds)
         return self._costs is not None
 
     def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:

@@ -37,9 +37,11 @@ MAY_IMPORT = {
     "_result": "_errors _logprobs _sampling _model _draft _verify",
     "_stop": "_errors _result",
     "_costs": "_fork",
-    "_policy": "_errors _costs _sampling _model _draft _verify _proposal",
+    "_together": "_calibration _costs",
+    "_policy": "_errors _costs _sampling _model _draft _verify _proposal _together",
     "_auto_policy": (
-        "_errors _sampling _model _draft _verify _proposal _calibration _tree _costs _policy"
+        "_errors _sampling _model _draft _verify _proposal _calibration _tree _costs _policy "
+        "_together"
     ),
     "_profile": "_cache _model _costs _auto_policy _version",
     "_request": "_logprobs _sampling _model _draft _verify _result _stop _policy",

@@ -127,7 +127,7 @@ def test_the_others_of_a_pass_are_plain_until_they_were_asked():
 
     drafter = Scripted(lambda context, limit: Draft.one_hot((1, 2)))
     propose_together((Watching(MODEL, [drafter], 2), [1], 5) for _ in range(3))
-    assert seen == [(2, 2.0), (4, 3.0), (6, 4.0)]
+    assert [(one.rows, one.tokens) for one in seen] == [(2, 2.0), (4, 3.0), (6, 4.0)]
 
 
 def test_a_drafter_that_is_always_wrong_is_found_out():
@@ -227,7 +227,7 @@ def test_a_drafter_is_tried_out_as_the_budget_allows(clock):
         made.propose([1, 2, 3], 8)
         if len(asks) > before:
             assert experience.budget.earned >= (5.0 * before if before else 0.1)
-        made.passed(1, 1.0)
+        made.passed(1, 2.0, 1.0)
         experience.costs.num_passes = passes
     assert len(asks) == 4
     assert experience.budget.spent <= experience.budget.earned + 5.0

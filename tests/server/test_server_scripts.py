@@ -48,11 +48,16 @@ def test_a_short_soak_finds_the_same_tokens(model, tmp_path):
 def test_the_benchmark_compares_tokens_and_speeds(model, tmp_path):
     record = tmp_path / "server.json"
     ran = run(
-        "benchmarks/server.py", "--model", model, "--rounds", 2, "--requests", 4, "--clients", 4,
-        "--max-tokens", 6, "--output", record,
+        "benchmarks/server.py", "--model", model, "--rounds", 2, "--requests", 4, "--clients", 4, 6,
+        "--references", 1, "--max-tokens", 6, "--output", record,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     found = json.loads(record.read_text())
     assert found["different_answers"] == 0
-    assert len(found["runs"]) == 6
-    assert all(rate > 0 for rate in found["rates"].values())
+    assert len(found["runs"]) == 2 * 2 * 2 + 1
+    assert [load["clients"] for load in found["loads"]] == [4, 6]
+    for load in found["loads"]:
+        assert len(load["rates"]) == 3
+        assert all(rate > 0 for rate in load["rates"].values())
+        assert len(load["ratios"]["batching, speculation / batching"]["rounds"]) == 2
+        assert len(load["ratios"]["batching, speculation / one at a time, plain"]["rounds"]) == 1
