@@ -16,7 +16,7 @@ EVERY = 16
 FARTHEST = 64
 """Further rows to look at. What more of them cost is a straight line."""
 NO_LIMIT = 1 << 30
-WIDE, STEADY = 12, 0.9
+WIDE, STEADY = 8, 0.9
 """From so many rows on a row more costs at least this part of what it does over a wide range of
 passes, whatever those next to this one took: few of them were measured, at different moments."""
 
