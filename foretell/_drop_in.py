@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -167,20 +168,21 @@ class _Row:
 
         self._torch = torch
         self._config, self._prompt, self._seed, self._streamer = config, prompt, seed, streamer
-        self._processors = model._get_logits_processor(
-            generation_config=config,
-            input_ids_seq_length=len(prompt),
-            encoder_input_ids=torch.tensor([prompt]),
-            prefix_allowed_tokens_fn=allowed,
-            logits_processor=processors if processors is not None else LogitsProcessorList(),
-            device="cpu",
-            model_kwargs={},
-        )
-        self._criteria = model._get_stopping_criteria(
-            generation_config=config,
-            stopping_criteria=criteria if criteria is not None else StoppingCriteriaList(),
-            tokenizer=tokenizer,
-        )
+        with _their_refusals():
+            self._processors = model._get_logits_processor(
+                generation_config=config,
+                input_ids_seq_length=len(prompt),
+                encoder_input_ids=torch.tensor([prompt]),
+                prefix_allowed_tokens_fn=allowed,
+                logits_processor=processors if processors is not None else LogitsProcessorList(),
+                device="cpu",
+                model_kwargs={},
+            )
+            self._criteria = model._get_stopping_criteria(
+                generation_config=config,
+                stopping_criteria=criteria if criteria is not None else StoppingCriteriaList(),
+                tokenizer=tokenizer,
+            )
         self.tokens: list[int] = []
         self.scores: dict[int, Logits] = {}
         self.logits: dict[int, Logits] = {}
@@ -277,10 +279,13 @@ def _checked_inputs(inputs: Any, input_ids: Any, attention_mask: Any) -> tuple[A
     """Token ids, and which of them are not padding, both (batch, length)."""
     import torch
 
+    def _are_ids(kind: Any) -> bool:
+        return kind in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
     if (inputs is None) == (input_ids is None):
         raise InputError("pass the prompt's token ids once, as inputs or as input_ids")
     ids = input_ids if inputs is None else inputs
-    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point():
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or not _are_ids(ids.dtype):
         raise InputError("input_ids must be a tensor of token ids, (batch, length)")
     if ids.numel() == 0:
         raise EmptyPromptError("input_ids is empty; pass at least one token")
@@ -305,7 +310,7 @@ def _config(model: Any, given: Any, kwargs: dict[str, Any], ids: Any) -> Any:
         and getattr(model.generation_config, name, None) is None
         for name in ("max_length", "min_length")
     }
-    try:
+    with _their_refusals():
         config, rest = model._prepare_generation_config(given, **kwargs)
         rest = {name: value for name, value in rest.items() if value is not None}
         for name, off in _OFF.items():
@@ -335,21 +340,32 @@ def _config(model: Any, given: Any, kwargs: dict[str, Any], ids: Any) -> Any:
             input_ids_length=ids.shape[1],
             inputs_tensor=ids,
         )
+        if not is_int(config.num_return_sequences) or config.num_return_sequences < 1:
+            raise OptionError(
+                f"num_return_sequences={shown(config.num_return_sequences)}; use 1 or more"
+            )
         if config.num_return_sequences > 1 and not config.do_sample:
             raise OptionError(
                 f"num_return_sequences={config.num_return_sequences} would give the same sequence "
                 "again and again; add do_sample=True"
             )
-    except (ValueError, TypeError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise OptionError(f"transformers refuses these arguments: {error}") from error
     if config.max_length <= ids.shape[1]:
         raise OptionError(
             f"max_length={config.max_length} leaves no room behind the prompt of {ids.shape[1]} "
             "tokens; use max_new_tokens"
         )
     return config
+
+
+@contextmanager
+def _their_refusals() -> Iterator[None]:
+    """What transformers does not like about the arguments is an OptionError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ValueError, TypeError, AttributeError, IndexError) as error:
+        raise OptionError(f"transformers refuses these arguments: {error}") from error
 
 
 def _config_of_row(config: Any, padding: int) -> Any:

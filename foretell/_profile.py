@@ -60,7 +60,15 @@ class Profile:
                 for name, entry in saved["drafters"].items()
             }
             experience.calibration.restore(saved["calibration"])
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ):
             return experience
         self._next = EVERY if costs.known else FIRST
         experience.costs, experience.drafters = costs, drafters

@@ -108,7 +108,7 @@ LIBRARIES = {
     "numba": "backends/cpu bench",
     "llvmlite": "backends/cpu",
     "psutil": "_memory bench",
-    "safetensors": "backends/cpu",
+    "safetensors": "backends/cpu backends/transformers",
     "gguf": "backends/cpu bench",
     "tokenizers": "_tokenizer _stream_decoder backends/cpu backends/transformers",
     "jinja2": "_template_sandbox",

@@ -78,6 +78,8 @@ def damage(path, what):
         {"written": time.time() + 1e6},
         {"written": None},
         {"written": float("nan")},
+        {"written": 10**400},
+        {"calibration": {"kinds": [["x", 0, 10**400, 0, 0, 0]], "drafters": []}},
         {"passes": {"rows": {"1": "fast"}, "slope": 0}},
         {"passes": {"rows": {"9" * 400: 0.1}, "slope": 0}},
         {"passes": {"rows": {"1": float("inf")}, "slope": 0}},

@@ -10,7 +10,7 @@ import pytest
 from fake_engine import fake_engine
 from test_cli_terminal import Terminal
 
-from foretell import Stats
+from foretell import ContextLengthError, Stats
 from foretell.bench._statistics import Estimate
 from foretell.bench._tune import (
     PLAIN,
@@ -22,7 +22,7 @@ from foretell.bench._tune import (
     settings_for,
     tune,
 )
-from foretell.bench._workload import BUILT_IN
+from foretell.bench._workload import BUILT_IN, Question
 
 DOCUMENT = (Path(__file__).resolve().parent.parent / "docs" / "json.md").read_text("utf-8")
 QUICK = {"max_tokens": 24, "repetitions": 2, "lengths": (1, 4)}
@@ -123,6 +123,16 @@ def test_what_passes_cost_is_kept_for_engines_to_come(tmp_path):
     saved = json.loads(Path(found.profile).read_text("utf-8"))
     assert {"1", "2", "4", "9"} <= set(saved["passes"]["rows"])
     assert type(engine)(engine.model)._experience.costs.known
+
+
+def test_a_prompt_that_does_not_fit_is_found_before_any_work():
+    engine = fake_engine()
+    asked = []
+    engine.model.forward = asked.append
+    long = Question("2", "x", ("x" * engine.model.max_length,))
+    with pytest.raises(ContextLengthError):
+        tune(engine, [BUILT_IN.questions[0], long], **QUICK)
+    assert asked == []
 
 
 def test_the_command_shows_a_table_and_json(run, monkeypatch):

@@ -177,6 +177,8 @@ def tune(
     T(k) and what the default learned go into the engine's profile. After a cancellation there is
     what was complete until then.
     """
+    for question in questions:  # one that does not fit is found before any work
+        engine.encode(**_prompt(engine, question))
     settings = settings_for(engine, lengths)
     measured = {setting: Measured(setting) for setting in settings}
     engines = {DEFAULT: engine, None: engine} | {
@@ -218,6 +220,14 @@ def _with(engine: Engine, drafter: str | None) -> Engine:
     return Engine(engine.model, draft, [drafter], tokenizer=engine.tokenizer)
 
 
+def _prompt(engine: Engine, question: Question) -> dict[str, Any]:
+    """The first turn as a message, where there is a template for it, or as text."""
+    text = question.turns[0]
+    if engine.tokenizer is not None and engine.tokenizer.has_chat_template:
+        return {"messages": [{"role": "user", "content": text}]}
+    return {"prompt": text}
+
+
 def _generate(
     engine: Engine,
     question: Question,
@@ -226,11 +236,8 @@ def _generate(
     is_cancelled: Callable[[], bool],
 ) -> Generation | None:
     """The answer to the first turn, or None if it was cancelled."""
-    has_template = engine.tokenizer is not None and engine.tokenizer.has_chat_template
-    text = question.turns[0]
     for event in engine.stream(
-        None if has_template else text,
-        messages=[{"role": "user", "content": text}] if has_template else None,
+        **_prompt(engine, question),
         num_draft_tokens=setting.length,
         max_tokens=max_tokens,
         is_cancelled=is_cancelled,
@@ -331,7 +338,9 @@ def _outside(one: Measured) -> float:
 
 def _pairs(one: Measured, plain: Measured) -> Iterator[tuple[Sample, Sample]]:
     """The same prompts in both, those whose answer has more than the prompt's token."""
-    for name in one.stats.keys() & plain.stats.keys():
+    for name in plain.stats:
+        if name not in one.stats:
+            continue
         ours, theirs = one.stats[name], plain.stats[name]
         if ours[0].num_decode_tokens and theirs[0].num_decode_tokens:
             yield _sample(ours), _sample(theirs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -11,13 +12,14 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from foretell._errors import ForetellError
+from foretell._errors import ForetellError, OptionError
 from foretell.server._app import Server
 from foretell.server._protocol import Impatient
 
 logger = logging.getLogger("foretell.server")
 OK, KILLED = 0, 130
 MOST_CONNECTIONS = 2048
+BACKLOG = 512
 
 
 class _Uvicorn(uvicorn.Server):
@@ -29,18 +31,29 @@ class _Uvicorn(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket to serve on; with port 0 a free one. Raises ForetellError."""
+    """The socket to serve on; with port 0 a free one. Raises ForetellError.
+
+    Whoever connects waits until the server is ready: so nobody else gets the port meanwhile.
+    """
+    if not host:  # the system would take it for every address of the machine
+        raise OptionError("the host is empty; use 127.0.0.1, or 0.0.0.0 for every address")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-    except (OSError, OverflowError) as error:
+        sock.listen(BACKLOG)
+    except (OSError, OverflowError, UnicodeError, ValueError) as error:
         sock.close()
         reason = getattr(error, "strerror", None) or str(error)
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         raise ForetellError(
-            f"cannot listen on {host}:{port} ({reason}); is another server running there? Try "
-            "another --port"
+            f"cannot listen on {host}:{port} ({reason}); "
+            + (
+                "is another server running there? Try another --port"
+                if taken
+                else "use an address and a port of this machine, like --host 127.0.0.1"
+            )
         ) from error
     sock.set_inheritable(True)
     return sock

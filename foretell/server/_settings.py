@@ -57,10 +57,15 @@ class Settings:
         for name in ("max_request_tokens", "max_total_tokens"):
             if getattr(self, name) is not None:
                 self._check(name, 2)
-        if any(not key or not key.isascii() or not key.isprintable() for key in self.api_keys):
+        if not all(map(_can_be_sent, self.api_keys)):
             raise OptionError(
-                "an API key is empty or holds characters that no HTTP header can carry; use "
-                "printable ASCII"
+                "an API key is empty, begins or ends with a space, or holds characters that no "
+                "HTTP header can carry; use printable ASCII"
+            )
+        if not all(map(_can_be_sent, self.allowed_hosts)):
+            raise OptionError(
+                "an allowed host is empty or no name that a Host header can hold; use a name like "
+                "example.org"
             )
         if "*" in self.cors_origins and self.api_keys == ():
             raise OptionError(
@@ -72,3 +77,8 @@ class Settings:
         value = getattr(self, name)
         if not value >= least:
             raise OptionError(f"{name} is {value}; use {least} or more")
+
+
+def _can_be_sent(value: str) -> bool:
+    """Whether a header can hold it, and whoever reads the header finds all of it."""
+    return value != "" and value.isascii() and value.isprintable() and value == value.strip()

@@ -28,7 +28,9 @@ import tiny_models  # noqa: E402
 from foretell import (  # noqa: E402
     CapabilityError,
     ContextLengthError,
+    CorruptModelError,
     Engine,
+    ModelError,
     OptionError,
     Rows,
     UnsupportedModelError,
@@ -275,6 +277,8 @@ def test_caches_that_cannot_be_rolled_back_are_refused_by_name(kind: str) -> Non
     source.generation_config.cache_implementation = kind
     if kind == "quantized":
         pytest.importorskip("optimum.quanto", reason="quantized caches need optimum-quanto")
+        # A group must divide what there is of keys, which is little here.
+        source.generation_config.cache_config = {"q_group_size": source.config.head_dim}
     engine = Engine(source)
     with pytest.raises(CapabilityError, match=kind):
         engine.generate(PROMPT, max_tokens=4)
@@ -313,6 +317,27 @@ def test_options_that_do_not_fit_are_refused() -> None:
         Engine(source, dtype="int8")
     with pytest.raises(OptionError, match="torch cannot use"):
         Engine("nowhere", device="abacus")
+
+
+@pytest.mark.parametrize("source", ["demo", "somewhere/model.gguf"])
+def test_gguf_files_are_the_other_backends(source: str) -> None:
+    with pytest.raises(OptionError, match=r"GGUF file.*leave backend out"):
+        Engine(source, backend="transformers")
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    tiny_models.make("llama").save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    whole = weights.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:9], b""):
+        weights.write_bytes(damaged)
+        with pytest.raises(CorruptModelError, match=f"weights of {tmp_path} are damaged"):
+            Engine(str(tmp_path), backend="transformers")
+    weights.write_bytes(whole)
+    for config in ("{", "[]", '{"model_type": "llama", "hidden_size": "x"}'):
+        (tmp_path / "config.json").write_text(config, "utf-8")
+        with pytest.raises(ModelError, match="transformers cannot load"):
+            Engine(str(tmp_path), backend="transformers")
 
 
 def test_models_on_different_devices_are_refused() -> None:

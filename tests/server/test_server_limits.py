@@ -240,10 +240,21 @@ def test_keys(serve):
         assert here.http.get(path).status_code == 200
 
 
-@pytest.mark.parametrize("key", ["", "a\nb", "schlüssel"])
-def test_keys_that_no_header_can_carry_are_refused(key):
+@pytest.mark.parametrize("key", ["", " ", " a", "a ", "a\nb", "schlüssel", "\udcff"])
+def test_keys_and_hosts_that_no_header_can_carry_are_refused(key):
     with pytest.raises(OptionError, match="API key"):
         Settings("x", api_keys=(key,))
+    with pytest.raises(OptionError, match="allowed host"):
+        Settings("x", allowed_hosts=(key,))
+
+
+def test_keys_of_odd_characters_are_compared_as_they_are(serve):
+    keys = ("a b", "%41", "=&'\"\\<>;,", "Bearer x")
+    here = serve(api_keys=keys)
+    for key in keys:
+        assert here.post(TEXT, headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    for key in ("a", "b", "A", "%2541", "x", "Bearer"):
+        check_error(here.post(TEXT, headers={"Authorization": f"Bearer {key}"}), 401)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from foretell import ForetellError
+from foretell.server._run import listen
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 FAKE = str(ROOT / "tests" / "fake_engine.py")
 LONG = {"model": "demo", "prompt": "fox", "max_tokens": 60, "temperature": 0}
@@ -261,10 +264,17 @@ def test_what_cannot_be_served_is_an_error_before_anything_is_loaded():
         taken.listen()
         port = str(taken.getsockname()[1])
         assert f"cannot listen on 127.0.0.1:{port}" in refused("--port", port)
-    assert "cannot listen" in refused("--host", "no.such.host.invalid")
+    for host in ("no.such.host.invalid", "a b", "::zz", "x" * 300, "192.0.2.1"):
+        assert "use an address and a port of this machine" in refused("--host", host)
+    assert "the host is empty" in refused("--host", "")
     assert "API key is empty" in refused("--api-key", "")
     assert "name the origins" in refused("--cors-origin", "*")
     assert "--max-running" in refused("--max-running", "0")
+
+
+def test_nobody_else_gets_the_port_while_a_model_is_loaded():
+    with listen("127.0.0.1", 0) as first, pytest.raises(ForetellError, match="another server"):
+        listen("127.0.0.1", first.getsockname()[1])
 
 
 def test_without_the_extra_the_message_says_what_to_install(tmp_path):

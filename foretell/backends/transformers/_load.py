@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
-from foretell._errors import ModelError, ModelNotFoundError, OptionError, shown
+from foretell._errors import CorruptModelError, ModelError, ModelNotFoundError, OptionError, shown
 from foretell._tokenizer import Tokenizer
 from foretell.backends.transformers._model import TransformersModel
 from foretell.backends.transformers._tokenizer import tokenizer_of
@@ -58,6 +59,13 @@ def load(
         raise OptionError(
             f"the model is {shown(source)}; pass a PreTrainedModel, a folder or a name on the hub"
         )
+    if str(source) == "demo" or Path(source).suffix == ".gguf":
+        raise OptionError(
+            f"{source} is a GGUF file, and the transformers backend reads folders with a "
+            "config.json and names on the hub; leave backend out (the cpu backend reads the file), "
+            "or pass the checkpoint it was made from"
+            + (", 'HuggingFaceTB/SmolLM2-135M-Instruct'" if str(source) == "demo" else "")
+        )
     where = _device(device)
     if dtype != "native" and dtype not in DTYPES:
         raise OptionError(
@@ -74,7 +82,11 @@ def load(
             trust_remote_code=trust_remote_code,
             **({} if attn_implementation is None else {"attn_implementation": attn_implementation}),
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except SafetensorError as error:
+        raise CorruptModelError(
+            f"the weights of {source} are damaged ({error}); fetch them again"
+        ) from error
+    except Exception as error:  # whatever a damaged file, or code that came with one, leads to
         text = str(error).strip().splitlines() or [type(error).__name__]
         kind = ModelNotFoundError if isinstance(error, OSError) else ModelError
         raise kind(f"transformers cannot load {source}: {text[0]}") from error
