@@ -45,6 +45,7 @@ from foretell.drafters import (
     Ngram,
     PromptLookup,
     Recycling,
+    RecyclingMemory,
     Suffix,
     SuffixMemory,
     TextDraft,
@@ -75,7 +76,8 @@ class Engine:
     where a draft is given. What they propose becomes one draft, of the length that pays; where
     ``num_draft_tokens`` fixes the length, the first one with an idea drafts.
     ``suffix_memory``: earlier outputs for "suffix" to draft from too, each ``owner``'s apart; none
-    are kept without it.
+    are kept without it. ("recycling" remembers which tokens the target thought likely, each
+    owner's apart too, for as long as the engine lives.)
     ``tokenizer``: a tokenizer.json, or a Tokenizer, where the model does not bring its own.
     ``dtype``: how weights are kept. "native", the default: as the file has them, computed with as
     if they were float32, so that "float32" gives the same bits from more memory; "bfloat16" and
@@ -134,6 +136,7 @@ class Engine:
         if self.draft is not None:
             self._check_vocabularies(self.draft)
         self.suffix_memory = suffix_memory
+        self._recycling_memory = RecyclingMemory()
         self.drafters: list[Drafter] = [self._drafter(entry) for entry in drafters]
         models = [self.model] if self.draft is None else [self.model, self.draft]
         self._profile = Profile.of(models)
@@ -155,7 +158,7 @@ class Engine:
         ``prompt`` is text or token ids, continued as it is; ``messages`` are put through the
         model's chat template. ``num_draft_tokens``: "auto" drafts what pays, by measured costs and
         acceptance; a number is the most tokens to draft at every step, 0 plain decoding.
-        ``owner``: whose earlier outputs to draft from, if the engine keeps any.
+        ``owner``: whose earlier requests to draft from; nothing goes from one owner to another.
         ``verification``: "match" never changes the output, whatever is drafted;
         "rejection" and "block" promise its exact distribution instead, for drafters that make
         chains. They can accept more where the drafter draws from a distribution of its own
@@ -285,7 +288,7 @@ class Engine:
                 None if seed is None else completion_seed(seed, index),
                 num_draft_tokens,
                 RULES[verification],
-                [d.for_owner(owner) if isinstance(d, Suffix) else d for d in asked],
+                [_for_request(d, owner, RULES[verification]) for d in asked],
                 session,
                 is_cancelled,
             )
@@ -405,7 +408,7 @@ class Engine:
         if entry == "suffix":
             return Suffix(self.suffix_memory)
         if entry == "recycling":
-            return Recycling()
+            return Recycling(memory=self._recycling_memory)
         if entry == "ngram":
             return Ngram()
         if entry == "early_exit" or _exit_layers(entry) is not None:
@@ -494,6 +497,16 @@ class Chat:
             self.session.rollback(self.session.length - common)
         elif common < self.session.length:
             self.session = self.engine.model.new_session()
+
+
+def _for_request(drafter: Drafter, owner: str, rule: Rule) -> Drafter:
+    """The drafter, with what it may know of the owner's earlier requests.
+
+    That is nothing where the output depends on drafts, so that a seed gives the same one again.
+    """
+    if isinstance(drafter, Suffix | Recycling):
+        return drafter.for_owner(owner if rule.same_tokens else None)
+    return drafter
 
 
 def _check_drafters(drafters: Sequence[str | Drafter], draft: object) -> None:

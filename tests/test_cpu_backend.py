@@ -746,7 +746,7 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
 PREPARE = """
 import numpy as np
 from numba import types
-from foretell.backends.cpu._kernel_cache import Kernel
+from foretell._kernel_cache import Kernel
 
 def double(values):
     values *= 2

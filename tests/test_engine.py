@@ -291,7 +291,7 @@ def every_drafter():
     target = random_table(4, 2, seed=8)
     return [
         Engine(target, drafters=["prompt_lookup"]),
-        Engine(target, draft=random_table(4, 1, seed=9)),
+        Engine(target, draft=random_table(4, 1, seed=9), drafters=["suffix", "draft_model"]),
         Engine(target, drafters=[Fickle(target, 1)]),
         Engine(target, draft=target, drafters=[Fickle(target, 1), "prompt_lookup", "draft_model"]),
     ]

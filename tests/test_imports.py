@@ -55,13 +55,15 @@ MAY_IMPORT = {
     "_tokenizer": "_errors _fork _chat_template _stream_decoder",
     # Files.
     "_cache": "_errors _version",
+    "_kernel_cache": "_errors _cache",
+    "_largest": "_model _kernel_cache",
     "_pip": "_errors",
     "_demo": "_errors _cache _pip",
     "_hub": "_errors _cache _demo",
     # Implementations: interfaces only; never the loop, the engine or one another.
-    "drafters": "_errors _fork _sampling _model _draft _verify _proposal _tokenizer",
+    "drafters": ("_errors _fork _sampling _model _draft _verify _proposal _tokenizer _largest"),
     "backends/table": "_errors _model",
-    "backends/cpu": "_errors _memory _model _tokenizer _cache _hub",
+    "backends/cpu": "_errors _memory _model _tokenizer _cache _hub _kernel_cache",
     # The cpu backend's kernels, as operators of torch: written once.
     "backends/transformers": "_errors _model _tokenizer backends/cpu",
     "_loading": "_errors _model backends/cpu backends/transformers",
@@ -103,10 +105,10 @@ EMPTY = ("backends",)  # a namespace, nothing more
 LIBRARIES = {
     "numpy": (
         "_noise _support _logprobs _sampling _model _draft _verify _policy _near_ties _drop_in "
-        "drafters backends/table backends/cpu backends/transformers check bench reference"
+        "_largest drafters backends/table backends/cpu backends/transformers check bench reference"
     ),
-    "numba": "backends/cpu bench",
-    "llvmlite": "backends/cpu",
+    "numba": "backends/cpu bench _kernel_cache _largest",
+    "llvmlite": "backends/cpu _kernel_cache",
     "psutil": "_memory bench",
     "safetensors": "backends/cpu backends/transformers",
     "gguf": "backends/cpu bench",

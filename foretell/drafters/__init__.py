@@ -4,7 +4,7 @@ from foretell.drafters.draft_model import DraftModel
 from foretell.drafters.early_exit import EarlyExitDrafter
 from foretell.drafters.ngram import Ngram
 from foretell.drafters.prompt_lookup import PromptLookup
-from foretell.drafters.recycling import Recycling
+from foretell.drafters.recycling import Recycling, RecyclingMemory
 from foretell.drafters.suffix import Suffix, SuffixMemory
 from foretell.drafters.text_draft import TextDraft
 
@@ -14,6 +14,7 @@ __all__ = [
     "Ngram",
     "PromptLookup",
     "Recycling",
+    "RecyclingMemory",
     "Suffix",
     "SuffixMemory",
     "TextDraft",

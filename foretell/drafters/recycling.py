@@ -1,16 +1,17 @@
-"""Drafts what the target itself thought likely after the same token."""
+"""Drafts what the target itself thought likely after the same token, or the same two."""
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from heapq import heappop, heappush
-
-import numpy as np
 
 from foretell._draft import Draft
 from foretell._errors import OptionError
-from foretell._model import FloatArray, Output
+from foretell._fork import ForkLock
+from foretell._model import Output
 from foretell._proposal import EvidenceDrafter, Proposal
 from foretell._verify import Accepted
 
@@ -21,14 +22,25 @@ LEAST_PATH_PROBABILITY = 0.02  # beyond that no model is so cheap that verifying
 _RANKS = ("first", "second", "third", "later")
 _GAPS = (0.5, 1.5, 3.0, 6.0)  # between logits
 _GAP_NAMES = ("close", "near", "clear", "far", "very far")
-_KINDS = tuple(tuple(f"{rank}, {gap}" for gap in _GAP_NAMES) for rank in _RANKS)
-# Where calibration starts from; the rows are ranks, the columns gaps. Rounded from what a small
-# model did with a few dozen prompts that nothing is measured on.
+_KINDS = tuple(
+    tuple(tuple(f"{rank}, {gap}{after}" for gap in _GAP_NAMES) for rank in _RANKS)
+    for after in ("", ", after two")
+)
+# Where calibration starts from, after one token and after two; the rows are ranks, the columns
+# gaps. Rounded from what a small model did with a few dozen prompts that nothing is measured on.
 _ESTIMATES = (
-    (0.30, 0.38, 0.48, 0.53, 0.56),
-    (0.17, 0.10, 0.09, 0.06, 0.06),
-    (0.06, 0.06, 0.04, 0.04, 0.04),
-    (0.06, 0.05, 0.03, 0.03, 0.02),
+    (
+        (0.17, 0.27, 0.28, 0.42, 0.42),
+        (0.14, 0.10, 0.06, 0.06, 0.05),
+        (0.06, 0.06, 0.03, 0.03, 0.03),
+        (0.06, 0.05, 0.03, 0.03, 0.03),
+    ),
+    (
+        (0.33, 0.46, 0.65, 0.82, 0.92),
+        (0.19, 0.11, 0.09, 0.02, 0.01),
+        (0.10, 0.06, 0.05, 0.03, 0.01),
+        (0.07, 0.06, 0.04, 0.02, 0.01),
+    ),
 )
 
 
@@ -36,108 +48,153 @@ class Recycling(EvidenceDrafter):
     """Token Recycling (Luo et al. 2024): the target's own top tokens, kept for the next time.
 
     After every pass the ``k`` most likely successors of each token that was run, those of
-    rejected branches included, are written down; the last word on a token counts. Drafts a tree
-    of them. The evidence of a successor is its rank and how far its logit was behind the first
-    one's (of the first: how far ahead of the second).
+    rejected branches included, are written down: for the token, and for it together with the one
+    before it. The last word counts. Drafts a tree of them, by two tokens where these are known,
+    else by one. The evidence of a successor is its rank, how far its logit was behind the first
+    one's (of the first: how far ahead of the second), and whether two tokens led to it.
 
-    Memory: at most ``max_tokens`` tokens are known (then the one whose successors are oldest is
-    forgotten), at about 450 bytes each with 4 successors: 2 MB with the default.
+    With a ``memory`` what earlier requests of the ``owner`` saw is known from the start.
     """
 
     name = "recycling"
     observes_every_pass = False
 
-    def __init__(self, k: int = 4, max_tokens: int = 4096) -> None:
-        if not 2 <= k <= 8 or max_tokens < 1:
-            raise OptionError(
-                f"k is {k} and max_tokens {max_tokens}; use 2..8 successors of 1 token or more"
-            )
+    def __init__(
+        self, k: int = 4, memory: RecyclingMemory | None = None, owner: str | None = ""
+    ) -> None:
+        if not 2 <= k <= 8:
+            raise OptionError(f"k is {k}; use 2 to 8 successors")
         self._k = k
-        self._max_tokens = max_tokens
-        self._successors: dict[int, tuple[list[int], tuple[int, ...]]] = {}
-        self._last = 0
+        self._kept = memory
+        self._owner = owner
+        self._known = RecyclingMemory() if memory is None or owner is None else memory
+        self._prefix = _owner_bits(owner)
+        self._before = self._last = 0
 
     def spawn(self) -> Recycling:
-        return Recycling(self._k, self._max_tokens)
+        return self.for_owner(self._owner)
+
+    def for_owner(self, owner: str | None) -> Recycling:
+        """Like ``spawn``, for a request of somebody else's; None: for one without memory."""
+        return Recycling(self._k, self._kept, owner)
 
     def start(self, prompt: Sequence[int]) -> None:
-        self._successors.clear()
-        self._last = prompt[-1]
+        self._stand_behind(prompt)
 
     def observe(self, draft: Draft, output: Output, accepted: Accepted) -> None:
+        from foretell._largest import largest  # Numba is slow to import
+
+        k = min(self._k, output.logits.shape[1])
+        if k < 2:
+            return
+        ids, logits = (found.tolist() for found in largest(output.logits, k))
         ran = (self._last, *draft.tokens)
+        parents = draft.parents or range(-1, len(draft))
         kept = set(accepted.nodes)
-        ids, logits = largest(output.logits, self._k)
-        known = self._successors
+        written = []
         # The accepted ones come last: where a token was run twice, their word counts.
         for node in sorted(range(len(ran)), key=kept.__contains__):
             first, *others = logits[node]
-            if not others:
-                return
             gaps = (first - others[0], *(first - logit for logit in others))
-            known.pop(ran[node], None)  # so that the oldest stay in front
-            known[ran[node]] = ids[node], tuple(bisect(_GAPS, gap) for gap in gaps)
-            if len(known) > self._max_tokens:
-                del known[next(iter(known))]
-        if accepted.tokens:
-            self._last = accepted.tokens[-1]
+            successors = _pack(ids[node], [bisect(_GAPS, gap) for gap in gaps])
+            before = ran[parents[node]] if node else self._before
+            written.append((self._prefix | ran[node], successors))
+            written.append((self._prefix | _pair(before, ran[node]), successors))
+        self._known.write(written)
+        self._stand_behind((self._before, self._last, *accepted.tokens))
 
     def suggest(self, context: Sequence[int], limit: int) -> Proposal:
+        self._stand_behind(context)
         tokens: list[int] = []
         parents = [-1]
         probabilities: list[float] = []
         kinds: list[str] = []
-        heap: list[tuple[float, int, int, int, float, str]] = []
+        heap: list[tuple[float, int, int, int, int, float, str]] = []
         arrivals = 0
-        path, token = -1.0, context[-1]
-        self._last = token
+        known, prefix = self._known.get, self._prefix
+        path, before, token = -1.0, self._before, self._last
         while True:
             node = len(tokens)
-            ids, gaps = self._successors.get(token, ([], ()))
-            for rank, (successor, gap) in enumerate(zip(ids, gaps, strict=True)):
+            found = known(prefix | _pair(before, token))
+            after_two = found is not None
+            if found is None:
+                found = known(prefix | token, b"")
+            for rank, (successor, gap) in enumerate(_unpack(found)):
                 row = min(rank, len(_RANKS) - 1)
-                estimate = _ESTIMATES[row][gap]
+                estimate = _ESTIMATES[after_two][row][gap]
                 if path * estimate <= -LEAST_PATH_PROBABILITY:
                     arrivals += 1  # settles ties: first come, first served
-                    kind = _KINDS[row][gap]
-                    heappush(heap, (path * estimate, arrivals, node, successor, estimate, kind))
+                    kind = _KINDS[after_two][row][gap]
+                    entry = (path * estimate, arrivals, node, token, successor, estimate, kind)
+                    heappush(heap, entry)
             if not heap or node >= limit:
                 break
-            path, _, parent, token, estimate, kind = heappop(heap)
+            path, _, parent, before, token, estimate, kind = heappop(heap)
             tokens.append(token)
             parents.append(parent)
             probabilities.append(estimate)
             kinds.append(kind)
         return Proposal.trusted(tokens, parents, probabilities, kinds)
 
+    def _stand_behind(self, context: Sequence[int]) -> None:
+        self._last = context[-1]
+        self._before = context[-2] if len(context) > 1 else -1
 
-# --- The largest of a row ------------------------------------------------------------
 
-SLICES = 128
+# --- What is known -------------------------------------------------------------------
 
 
-def largest(rows: FloatArray, k: int) -> tuple[list[list[int]], list[list[float]]]:
-    """The ids of the ``k`` largest values of each row and these, largest first, exactly.
+class RecyclingMemory:
+    """Successors that requests saw, each owner's apart; safe to use from several threads.
 
-    Ties in any order. A fraction of the time of partitioning the rows: each is cut into SLICES
-    slices, one below the other, and only the ``k`` columns with the largest maxima are looked
-    into. Every other column has ``k`` columns before it that hold a value at least as large as
-    all of its own.
+    At most ``max_entries`` tokens and pairs of tokens are known, of all owners together (then
+    what was written longest ago is forgotten), at about 180 bytes each with 4 successors: 1.5 MB
+    with the default.
     """
-    count, size = rows.shape
-    width = size // SLICES
-    if width <= k:
-        ids = np.argsort(-rows, axis=1, kind="stable")[:, :k]
-        return ids.tolist(), np.take_along_axis(rows, ids, 1).tolist()
-    whole = width * SLICES
-    maxima = rows[:, :whole].reshape(count, SLICES, width).max(axis=1)
-    columns = maxima.argpartition(width - k, axis=1)[:, width - k :]
-    ids = (np.arange(0, whole, width)[:, None] + columns[:, None, :]).reshape(count, -1)
-    if whole < size:
-        rest = np.broadcast_to(np.arange(whole, size), (count, size - whole))
-        ids = np.concatenate((ids, rest), axis=1)
-    values = np.take_along_axis(rows, ids, 1)
-    best = values.argpartition(values.shape[1] - k, axis=1)[:, values.shape[1] - k :]
-    of = np.take_along_axis(values, best, 1)
-    best = np.take_along_axis(best, (-of).argsort(axis=1), 1)
-    return np.take_along_axis(ids, best, 1).tolist(), np.take_along_axis(values, best, 1).tolist()
+
+    def __init__(self, max_entries: int = 8192) -> None:
+        if max_entries < 1:
+            raise OptionError(f"max_entries is {max_entries}; use 1 or more")
+        self.max_entries = max_entries
+        self._lock = ForkLock()
+        self._successors: dict[int, bytes] = {}
+        self.get = self._successors.get
+
+    def __len__(self) -> int:
+        return len(self._successors)
+
+    def write(self, entries: Iterable[tuple[int, bytes]]) -> None:
+        """Put successors in the place of what was known of their keys."""
+        known = self._successors
+        with self._lock:
+            for key, successors in entries:
+                known.pop(key, None)  # so that the oldest stay in front
+                known[key] = successors
+                if len(known) > self.max_entries:
+                    del known[next(iter(known))]
+
+
+def _owner_bits(owner: str | None) -> int:
+    """What tells an owner's keys from everybody else's; the low 64 bits are 0."""
+    name = (owner or "").encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(name, digest_size=16).digest()) << 64
+
+
+def _pair(before: int, token: int) -> int:
+    """The key of two tokens, of which the first is -1 at the beginning of a text."""
+    return (before + 2) << 32 | token
+
+
+_PAIRS = [struct.Struct(f"{2 * k}i") for k in range(9)]
+
+
+def _pack(ids: Sequence[int], gaps: Sequence[int]) -> bytes:
+    """Successors and the classes of their gaps in little memory."""
+    return _PAIRS[len(ids)].pack(*ids, *gaps)
+
+
+def _unpack(successors: bytes) -> Iterable[tuple[int, int]]:
+    """Each successor with the class of its gap, the most likely first."""
+    k = len(successors) // 8
+    numbers = _PAIRS[k].unpack(successors)
+    return zip(numbers[:k], numbers[k:], strict=True)

@@ -58,9 +58,9 @@ class Suffix(EvidenceDrafter):
     def spawn(self) -> Suffix:
         return Suffix(self._memory, self._owner)
 
-    def for_owner(self, owner: str) -> Suffix:
-        """Like ``spawn``, for a request of somebody else's."""
-        return Suffix(self._memory, owner)
+    def for_owner(self, owner: str | None) -> Suffix:
+        """Like ``spawn``, for a request of somebody else's; None: for one without memory."""
+        return Suffix() if owner is None else Suffix(self._memory, owner)
 
     def start(self, prompt: Sequence[int]) -> None:
         self._index = NgramIndex(len(prompt))

@@ -17,8 +17,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
+from foretell._kernel_cache import Kernel
 from foretell.backends.cpu._formats import F32
-from foretell.backends.cpu._kernel_cache import Kernel
 from foretell.backends.cpu._kernels import (
     BLOCK,
     TILE_OUTPUTS,

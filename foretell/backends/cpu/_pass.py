@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from foretell.backends.cpu._kernel_cache import Kernel
+from foretell._kernel_cache import Kernel
 from foretell.backends.cpu._kernels import (
     BLOCK,
     add_bias,

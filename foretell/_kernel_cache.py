@@ -28,13 +28,14 @@ from foretell._cache import kernel_cache_directory
 from foretell._errors import CapabilityError
 
 SOURCES = (
-    "_ir.py",
-    "_simd.py",
-    "_formats.py",
-    "_tiles.py",
-    "_kernels.py",
-    "_pass.py",
-    "_operators.py",
+    "backends/cpu/_ir.py",
+    "backends/cpu/_simd.py",
+    "backends/cpu/_formats.py",
+    "backends/cpu/_tiles.py",
+    "backends/cpu/_kernels.py",
+    "backends/cpu/_pass.py",
+    "backends/cpu/_operators.py",
+    "_largest.py",
     "_kernel_cache.py",
 )
 
@@ -105,7 +106,7 @@ class Kernel:
             if self._compiled is None:
                 if numba.config.DISABLE_JIT:
                     raise CapabilityError(
-                        "NUMBA_DISABLE_JIT is set, and the cpu backend is compiled code; unset it"
+                        "NUMBA_DISABLE_JIT is set, and this is compiled code; unset it"
                     )
                 self._compiled = self._compile(progress)
             return self._compiled  # type: ignore[no-any-return]
@@ -116,7 +117,7 @@ class Kernel:
             _discard()
         try:
             dispatcher._cache = _KernelCache(self._function)
-            stored = any(directory().glob("*.nbi"))
+            stored = any(directory().glob(f"*{self._function.__name__}*.nbi"))
         except (RuntimeError, OSError):
             stored = False
         if progress is not None and not stored:
