@@ -129,7 +129,7 @@ def problem(errors: list[Any]) -> tuple[str, str | None]:
         return f"{path or 'the body'} is missing", path or None
     message = error["msg"]
     others = [e["msg"] for e in errors[1:] if _path(e["loc"]).startswith(path)]
-    if others and kind.endswith("_type"):
+    if others and (kind.endswith("_type") or kind == "literal_error"):
         message = "; or: ".join(dict.fromkeys([message, *others]))
     return f"{path or 'the body'}: {message[:1].lower()}{message[1:]}", path or None
 

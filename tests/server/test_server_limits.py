@@ -109,6 +109,12 @@ def test_a_field_that_cannot_be_is_named(shared, kind, change, param):
     check_error(shared.post({**body, **change}, path), 400, param)
 
 
+@pytest.mark.parametrize("number", [33, 10**9, -1, "AUTO", True, 1.5])
+def test_a_draft_length_that_cannot_be_says_what_can(shared, number):
+    response = shared.post({**TEXT, "foretell": {"num_draft_tokens": number}})
+    check_error(response, 400, "foretell.num_draft_tokens", "input should be 'auto'; or: ")
+
+
 def test_null_is_as_good_as_nothing(shared):
     nothing = dict.fromkeys(
         (
