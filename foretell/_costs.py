@@ -15,6 +15,8 @@ from foretell._fork import ForkLock
 GUESSED_SLOPE = 0.12  # of one row, for each row more, where nothing was measured yet
 OWN_KEYS = 3  # reading a session's keys and values costs about as much as three rows' use of them
 WINDOW = 31  # samples a median is taken of
+SURE = 5  # samples from which on a median says how late a pass is
+SETTLING = 8  # first passes after a profile was read
 SLOWEST_PACE = 8.0
 MOST_ROWS = 1 << 16  # in a saved profile; no pass is so large
 
@@ -38,6 +40,7 @@ class PassCosts:
         self._slope = 0.0
         self._covariance = self._variance = 0.0
         self._log_pace = 0.0
+        self._unsettled = 0
         self._table: list[float] = [0.0]
         self._trends: dict[tuple[int, int], tuple[int, float]] = {}
         self.num_passes = 0
@@ -103,19 +106,27 @@ class PassCosts:
                     if rows >= len(self._table):
                         self._fill(rows)
                     samples.add(self._table[rows])
-            elif samples.count >= 5:
-                expected = self.seconds(rows, context)
-                late = math.log(seconds / expected)
-                self._log_pace += 0.2 * min(max(late, -0.25), 0.25)
-                self._log_pace *= 0.995  # what lasts is for the medians to learn
-                bound = math.log(SLOWEST_PACE)
-                self._log_pace = min(max(self._log_pace, -bound), bound)
+            elif samples.count >= SURE:
+                self._follow(math.log(seconds / self.seconds(rows, context)))
             usual = seconds / self.pace
             self._fit_slope(rows, context, usual)
             samples.add(max(usual - self._slope * (rows + OWN_KEYS) * context, 0.2 * usual))
             samples.latest = self.num_passes
             if samples.count < 8 or self.num_passes % 8 == 0:  # filling the table takes time
                 self._fill(max(len(self._table) - 1, rows, 16))
+
+    def _follow(self, late: float) -> None:
+        """Move the pace: a pass took exp(``late``) times what was expected.
+
+        What a profile says was measured on the same machine at another pace, so its first passes
+        count for much. The pace stays where it is until passes say otherwise: if it went back to
+        1, row counts that are seldom seen would soon look slow or fast beside those that are.
+        """
+        share, most = (0.5, 1.0) if self._unsettled else (0.2, 0.25)
+        self._unsettled = max(self._unsettled - 1, 0)
+        bound = math.log(SLOWEST_PACE)
+        self._log_pace += share * min(max(late, -most), most)
+        self._log_pace = min(max(self._log_pace, -bound), bound)
 
     def _fit_slope(self, rows: int, context: float, seconds: float) -> None:
         """Regress times on contexts, passes of each row count around their own centre."""
@@ -174,8 +185,9 @@ class PassCosts:
             if not 0 < count <= MOST_ROWS or not 0.0 < value < 1e4 or not 0.0 <= slope < 1.0:
                 raise ValueError(f"{value} seconds for a pass of {count} rows")
             samples = costs._samples[count] = _Median()
-            for _ in range(3):
+            for _ in range(SURE):
                 samples.add(value)
+        costs._unsettled = SETTLING
         costs._slope = slope
         # As good as a few hundred passes: it takes as many to change it.
         costs._variance = 200.0 * (5 * 300.0) ** 2

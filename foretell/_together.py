@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from foretell._calibration import MOST
 from foretell._costs import Budget, PassCosts
 
 MARGIN = 0.02
 """How much faster than plain decoding the best drafts would have to make a pass."""
+LIKELY = 0.8
+"""What a drafted token is believed here, more than most deserve: what is won by better ones is less
+than what is lost where the cost of a row more is underestimated."""
 EVERY = 16
 """Passes of as many requests after which it is decided anew."""
 FARTHEST = 64
@@ -40,7 +42,7 @@ class Together:
 
     In a pass that many share a row more costs its full share, hardly a draft pays, and asking,
     deciding and watching take their time once for every request. So nobody is asked where drafts
-    that are believed as far as anything is would save less than asking for them takes. Where that
+    whose every token is likely would save less than asking for them takes. Where that
     rests on row counts that were never measured, a node each is tried now and then, when the
     budget has what that could lose. Where somebody may be asked, each policy sees for itself
     whether its drafters pay.
@@ -104,12 +106,12 @@ class Together:
         return 1
 
     def _most(self, curve: Sequence[float], rows: int, asked: int) -> float:
-        """Seconds that drafts would save if each of their tokens were believed to the utmost."""
+        """Seconds that drafts would save if each of their tokens were LIKELY."""
         each = curve[0] / rows / (1.0 + MARGIN)
         tokens, path, most = float(rows), 1.0, 0.0
         for more, seconds in enumerate(curve[1:]):
             if more % asked == 0:  # everyone's next token, less likely than the one before
-                path *= MOST
+                path *= LIKELY
             tokens += path
             most = max(most, tokens * each - seconds)
         return most

