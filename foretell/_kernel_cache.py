@@ -36,6 +36,7 @@ SOURCES = (
     "backends/cpu/_pass.py",
     "backends/cpu/_operators.py",
     "_largest.py",
+    "_occurrences.py",
     "_kernel_cache.py",
 )
 

@@ -57,11 +57,14 @@ MAY_IMPORT = {
     "_cache": "_errors _version",
     "_kernel_cache": "_errors _cache",
     "_largest": "_model _kernel_cache",
+    "_occurrences": "_kernel_cache",
     "_pip": "_errors",
     "_demo": "_errors _cache _pip",
     "_hub": "_errors _cache _demo",
     # Implementations: interfaces only; never the loop, the engine or one another.
-    "drafters": ("_errors _fork _sampling _model _draft _verify _proposal _tokenizer _largest"),
+    "drafters": (
+        "_errors _fork _sampling _model _draft _verify _proposal _tokenizer _largest _occurrences"
+    ),
     "backends/table": "_errors _model",
     "backends/cpu": "_errors _memory _model _tokenizer _cache _hub _kernel_cache",
     # The cpu backend's kernels, as operators of torch: written once.
@@ -105,9 +108,10 @@ EMPTY = ("backends",)  # a namespace, nothing more
 LIBRARIES = {
     "numpy": (
         "_noise _support _logprobs _sampling _model _draft _verify _policy _near_ties _drop_in "
-        "_largest drafters backends/table backends/cpu backends/transformers check bench reference"
+        "_largest _occurrences drafters backends/table backends/cpu backends/transformers check "
+        "bench reference"
     ),
-    "numba": "backends/cpu bench _kernel_cache _largest",
+    "numba": "backends/cpu bench _kernel_cache _largest _occurrences",
     "llvmlite": "backends/cpu _kernel_cache",
     "psutil": "_memory bench",
     "safetensors": "backends/cpu backends/transformers",

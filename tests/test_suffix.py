@@ -5,24 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from array import array
-from itertools import product
+from heapq import heappop, heappush
+from itertools import chain, product
 
+import numpy as np
 import pytest
 from helpers_core import random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell import Engine, InputError, OptionError
-from foretell.drafters.suffix import (
-    LONGEST_MATCH,
-    MOST_PLACES,
-    NGRAMS,
-    SMALLEST_CHARGE,
-    NgramIndex,
-    Suffix,
-    SuffixMemory,
-)
+from foretell import _occurrences as kernel
+from foretell._occurrences import LONGEST_MATCH, MOST_NODES, MOST_PLACES, NGRAMS
+from foretell.drafters.suffix import SMALLEST_CHARGE, NgramIndex, Suffix, SuffixMemory
 
 few_tokens = st.lists(st.integers(0, 2), max_size=60)
 
@@ -68,6 +63,8 @@ def naive_places(tokens, tail):
             if len(tail) >= n and tokens[end + 1 - n : end + 1] == tail[-n:]
         ]
         for end in ends[::-1][:MOST_PLACES]:
+            if tokens[end + 1] == kernel.SEPARATOR:
+                continue
             match = 0
             while match < min(len(tail), end + 1, LONGEST_MATCH):
                 if tokens[end - match] != tail[-1 - match]:
@@ -83,35 +80,45 @@ def naive_places(tokens, tail):
 ROOM = 1 << 16  # enough for the n-grams of three tokens to have hashes of their own
 
 
+def table_of(tokens, room=0):
+    index = NgramIndex(room)
+    index.extend(tokens)
+    return index
+
+
+def places(tail, index):
+    """What the drafter's inner part finds in the index for the end of ``tail``, uncompiled."""
+    matches, starts = [np.empty(MOST_PLACES + 1, np.int64) for _ in range(2)]
+    count = kernel._find(table_of(tail).table, index.table, matches, starts)
+    return list(zip(matches[:count].tolist(), starts[:count].tolist(), strict=True))
+
+
 def test_no_two_ngrams_of_three_tokens_share_a_hash_in_the_next_test():
+    index = table_of([], ROOM)
+    buckets = int(index.table[2])
     for n in NGRAMS:
-        buckets = {hash(ngram) % ROOM for ngram in product(range(3), repeat=n)}
-        assert len(buckets) == 3**n
+        hashes = set()
+        for ngram in product(range(3), repeat=n):
+            hashes.add(kernel._bucket(table_of(ngram).table, n - 1, n, buckets))
+        assert len(hashes) == 3**n
 
 
 @settings(deadline=None)
 @given(few_tokens, st.lists(st.integers(0, 2), min_size=1, max_size=20))
 def test_the_index_finds_what_looking_everywhere_finds(tokens, tail):
-    index = NgramIndex(ROOM)
-    index.extend(tokens)
-    places = index.places(array("i", tail[-LONGEST_MATCH:]))
-    assert [(match, start) for match, _, start in places] == naive_places(
-        tokens, tail[-LONGEST_MATCH:]
-    )
+    assert places(tail, table_of(tokens, ROOM)) == naive_places(tokens, tail[-LONGEST_MATCH:])
 
 
 @settings(deadline=None)
 @given(few_tokens.filter(bool))
 def test_ngrams_that_share_a_hash_are_told_apart(tokens):
-    index = NgramIndex()
-    index.extend(tokens)
-    tail = index.tokens[-LONGEST_MATCH:]
-    for match, text, start in index.places(tail):
+    for match, start in places(tokens, table_of(tokens)):
         assert start < len(tokens)
-        assert text[start - match : start] == tail[-match:]
+        assert tokens[start - match : start] == tokens[-match:]
 
 
-@given(few_tokens, st.lists(st.integers(1, 9), max_size=20), st.integers(0, 300))
+@settings(deadline=None)
+@given(few_tokens, st.lists(st.integers(1, 9), max_size=20), st.integers(60, 300))
 def test_an_index_that_grew_token_by_token_equals_one_made_at_once(tokens, steps, room):
     grown, whole = NgramIndex(room), NgramIndex(room)
     done = 0
@@ -119,19 +126,18 @@ def test_an_index_that_grew_token_by_token_equals_one_made_at_once(tokens, steps
         grown.extend(tokens[done : done + step])
         done = min(done + step, len(tokens))
     whole.extend(tokens)
-    tail = whole.tokens[-LONGEST_MATCH:]
-    assert grown.tokens == whole.tokens
-    assert [p[::2] for p in grown.places(tail)] == [p[::2] for p in whole.places(tail)]
+    assert grown.tokens.tolist() == whole.tokens.tolist() == tokens
+    assert places(tokens, grown) == places(tokens, whole)
 
 
-def test_tables_that_double_lose_nothing():
+def test_tables_that_grow_lose_nothing():
     tokens = [token % 37 for token in range(4000)]
     index = NgramIndex()
     for token in tokens:
         index.extend([token])
-    places = index.places(index.tokens[-LONGEST_MATCH:])
-    assert [place[2] for place in places] == [4000 - 37 * i for i in range(1, MOST_PLACES + 1)]
-    assert {place[0] for place in places} == {LONGEST_MATCH}
+    assert places(tokens, index) == [
+        (LONGEST_MATCH, 4000 - 37 * i) for i in range(1, MOST_PLACES + 1)
+    ]
 
 
 @given(st.integers(0, 3000))
@@ -139,6 +145,101 @@ def test_memory_is_what_was_stated(count):
     index = NgramIndex()
     index.extend(range(count))
     assert index.num_bytes <= 4 * 3 * 64 + 40 * count
+
+
+# --- What follows ---------------------------------------------------------------------
+
+
+def naive_follow(places, limit):
+    """The tree by its definition, with dictionaries: (token, parent, evidence, probability)."""
+    nodes, heap, arrivals = [], [], 0
+    path, ahead = -1.0, 0
+    while True:
+        groups = {}
+        for match, text, start in places:
+            if start + ahead < len(text) and text[start + ahead] >= 0:
+                groups.setdefault(text[start + ahead], []).append((match, text, start))
+        total = sum(2.0**match for group in groups.values() for match, _, _ in group)
+        found = []
+        for token, group in groups.items():
+            length = kernel.LENGTH_CLASS[min(group[0][0] + ahead, LONGEST_MATCH)]
+            share = sum(2.0**match for match, _, _ in group) / total
+            row = 3 if share > 0.99 else 2 if share > 0.5 else 1 if share > 0.2 else 0
+            found.append((token, group, 8 * length + 2 * row + (len(group) > 1)))
+        most = 0.0
+        for _, _, evidence in found:
+            most += float(kernel.ESTIMATES[evidence])
+        for token, group, evidence in found:
+            chance = float(kernel.ESTIMATES[evidence]) / max(1.0, most)
+            if path * chance <= -kernel.LEAST_PATH_PROBABILITY:
+                arrivals += 1
+                node = (token, len(nodes), evidence, chance)
+                heappush(heap, (path * chance, arrivals, ahead + 1, node, group))
+        if not heap or len(nodes) >= limit:
+            return nodes
+        path, _, ahead, node, places = heappop(heap)
+        nodes.append(node)
+
+
+def naive_suggest(own, theirs, limit):
+    found = [(match, own, start) for match, start in naive_places(own, own[-LONGEST_MATCH:])]
+    found += [(match, theirs, start) for match, start in naive_places(theirs, own[-LONGEST_MATCH:])]
+    found.sort(key=lambda place: -place[0])
+    return naive_follow(found[:MOST_PLACES], limit)
+
+
+def suggested(function, own, theirs, limit):
+    """What the compiled or the uncompiled function says, and the table it leaves."""
+    index = NgramIndex(ROOM)
+    index.write(own)
+    nodes, chances = np.empty(1 + 3 * MOST_NODES, np.int32), np.empty(MOST_NODES)
+    count = function(index.table, theirs.table, len(own), limit, nodes, chances)
+    found = nodes[1 : 1 + 3 * count].reshape(-1, 3).tolist()
+    return (
+        [(*node, chance) for node, chance in zip(found, chances[:count].tolist(), strict=True)],
+        index.table.tolist(),
+        int(nodes[0]),
+    )
+
+
+repetitive = st.lists(few_tokens, max_size=4).flatmap(
+    lambda parts: (
+        st.lists(st.sampled_from(parts), max_size=12).map(lambda some: [*chain(*some)])
+        if parts
+        else st.just([])
+    )
+)
+
+
+@settings(deadline=None)
+@given(repetitive | few_tokens, repetitive | few_tokens, st.integers(0, 40))
+def test_compiled_uncompiled_and_by_definition_it_says_the_same(own, theirs, limit):
+    memory = [*theirs, -1, *theirs[:5], -1] if theirs else []
+    there = table_of(memory, ROOM)
+    compiled = suggested(kernel.compiled(), own, there, limit)
+    assert compiled == suggested(kernel.suggest, own, there, limit)
+    assert compiled[0] == naive_suggest(own, memory, limit)
+
+
+def test_a_long_text_with_quotations_is_no_other_matter():
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, 300, 3000).tolist()
+    while len(text) < 4000:
+        start, length = int(rng.integers(len(text) - 40)), int(rng.integers(3, 40))
+        text += text[start : start + length]
+    nothing = NgramIndex()
+    drafted = 0
+    for length in range(3000, 4000, 97):
+        compiled = suggested(kernel.compiled(), text[:length], nothing, 16)
+        assert compiled == suggested(kernel.suggest, text[:length], nothing, 16)
+        drafted += len(compiled[0])
+    assert drafted > 20
+
+
+def test_no_draft_is_longer_than_there_is_room_for():
+    texts = [[*range(20), *range(100 * part, 100 * part + 400)] for part in range(1, 9)]
+    proposal = suggest([*chain(*texts), *texts[0][:20]], 10**9)
+    assert 50 < len(proposal) <= MOST_NODES
 
 
 # --- Drafts --------------------------------------------------------------------------

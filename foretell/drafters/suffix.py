@@ -5,32 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from operator import itemgetter
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from foretell._errors import InputError, OptionError
 from foretell._fork import ForkLock
+from foretell._occurrences import (
+    HEADER,
+    MOST_NODES,
+    SEPARATOR,
+    Table,
+    compiled,
+    table_for,
+)
 from foretell._proposal import EvidenceDrafter, Proposal
 
-NGRAMS = (4, 2, 1)  # indexed lengths; longer matches are found through the first
-LONGEST_MATCH = 16
-MOST_PLACES = 8
-LEAST_PATH_PROBABILITY = 0.02  # beyond that no model is so cheap that verifying pays
-SEPARATOR = -1  # between texts, and in place of a removed one; matches nothing
+Chances: TypeAlias = npt.NDArray[np.float64]
 
-Tokens: TypeAlias = "array[int]"
-
-
-Place: TypeAlias = tuple[int, Tokens, int]
-"""Where the end of the context occurred before: how many tokens match (at most LONGEST_MATCH),
-the text, and the index of the token that followed."""
+FEW = 8  # tokens that are sooner written one by one
+ROOM = 256  # tokens of output that an index has room for before it grows
 
 
 class Suffix(EvidenceDrafter):
@@ -54,6 +54,8 @@ class Suffix(EvidenceDrafter):
         self._owner = owner
         self._index = NgramIndex()
         self._prompt_length = 0
+        self._nodes = np.empty(1 + 3 * MOST_NODES, np.int32)
+        self._chances = np.empty(MOST_NODES, np.float64)
 
     def spawn(self) -> Suffix:
         return Suffix(self._memory, self._owner)
@@ -63,18 +65,27 @@ class Suffix(EvidenceDrafter):
         return Suffix() if owner is None else Suffix(self._memory, owner)
 
     def start(self, prompt: Sequence[int]) -> None:
-        self._index = NgramIndex(len(prompt))
+        self._index = NgramIndex(len(prompt) + ROOM)
+        self._index.extend(prompt)  # also has the kernel at hand before the first draft
         self._prompt_length = len(prompt)
 
     def suggest(self, context: Sequence[int], limit: int) -> Proposal:
         index = self._index
-        index.extend(context[len(index.tokens) :])
-        tail = index.tokens[-LONGEST_MATCH:]
-        places = index.places(tail)
-        if self._memory is not None:
-            places += self._memory.places(tail, self._owner)
-            places.sort(key=_MATCH, reverse=True)
-        return _follow(places[:MOST_PLACES], limit)
+        index.write(context[index.length :])
+        nodes, chances = self._nodes, self._chances
+        if self._memory is None:
+            count = index.suggest(_NOTHING, limit, nodes, chances)
+        else:
+            count = self._memory.suggest(index, self._owner, limit, nodes, chances)
+        if not count:
+            return _NO_IDEA
+        found = nodes[1 : 1 + 3 * count].tolist()
+        return Proposal.trusted(
+            found[::3],
+            [-1, *found[1::3]],
+            chances[:count].tolist(),
+            [_KINDS[evidence] for evidence in found[2::3]],
+        )
 
     def finish(self, context: Sequence[int]) -> None:
         """The request is over: put its output into the memory, for the owner's next requests."""
@@ -82,95 +93,18 @@ class Suffix(EvidenceDrafter):
             self._memory.add(context[self._prompt_length :], self._owner)
 
 
-# --- What follows, and on what evidence ----------------------------------------------
-
 _LENGTHS = (
     "1 token matches",
     *(f"{count} tokens match" for count in ("2", "3", "4", "5-6", "7-9", "10 or more")),
 )
-_LENGTH_CLASS = (0, 0, 1, 2, 3, 4, 4, 5, 5, 5) + (6,) * (LONGEST_MATCH - 9)
-_SHARES = ("rarely", "sometimes", "mostly", "always")
-_ALWAYS = len(_SHARES) - 1
 _KINDS = tuple(
-    tuple((f"{length}, {share} so, once", f"{length}, {share} so") for share in _SHARES)
+    f"{length}, {share} so{often}"
     for length in _LENGTHS
+    for share in ("rarely", "sometimes", "mostly", "always")
+    for often in (", once", "")
 )
-# Where calibration starts from, once and in several places. The rows are lengths, the columns
-# shares; rounded from what a small model did with a few dozen prompts that nothing is measured on.
-_ESTIMATES = (
-    ((0.04, 0.06), (0.11, 0.17), (0.25, 0.36), (0.36, 0.55)),
-    ((0.08, 0.08), (0.24, 0.36), (0.35, 0.65), (0.60, 0.78)),
-    ((0.08, 0.08), (0.32, 0.33), (0.55, 0.58), (0.75, 0.82)),
-    ((0.08, 0.08), (0.32, 0.33), (0.60, 0.67), (0.75, 0.88)),
-    ((0.08, 0.08), (0.33, 0.40), (0.60, 0.80), (0.77, 0.92)),
-    ((0.08, 0.08), (0.33, 0.40), (0.70, 0.80), (0.84, 0.92)),
-    ((0.08, 0.08), (0.33, 0.40), (0.70, 0.90), (0.89, 0.96)),
-)
-_MATCH = itemgetter(0)
-_VOTES = tuple(2.0**match for match in range(LONGEST_MATCH + 1))
-
-
-def _share_class(share: float) -> int:
-    return _ALWAYS if share > 0.99 else 2 if share > 0.5 else 1 if share > 0.2 else 0
-
-
-def _following(places: list[Place], ahead: int) -> Iterator[tuple[int, float, str, list[Place]]]:
-    """Every token that comes ``ahead`` tokens on: its estimate, its kind, and where it does."""
-    if len(places) == 1:  # as below, in a fraction of the time
-        match, text, start = places[0]
-        if start + ahead < len(text) and (token := text[start + ahead]) != SEPARATOR:
-            length = _LENGTH_CLASS[min(match + ahead, LONGEST_MATCH)]
-            yield token, _ESTIMATES[length][_ALWAYS][0], _KINDS[length][_ALWAYS][0], places
-        return
-    groups: dict[int, list[Place]] = {}
-    votes: dict[int, float] = {}
-    for place in places:
-        match, text, start = place
-        token = text[start + ahead] if start + ahead < len(text) else SEPARATOR
-        if token == SEPARATOR:
-            continue
-        if token in groups:
-            groups[token].append(place)
-            votes[token] += _VOTES[match]
-        else:
-            groups[token] = [place]
-            votes[token] = _VOTES[match]
-    total = sum(votes.values())
-    found = []
-    for token, group in groups.items():
-        length = _LENGTH_CLASS[min(group[0][0] + ahead, LONGEST_MATCH)]  # the longest is first
-        share = _share_class(votes[token] / total)
-        several = len(group) > 1
-        found.append((token, _ESTIMATES[length][share][several], _KINDS[length][share][several]))
-    most = max(1.0, sum(estimate for _, estimate, _ in found))  # only one of them comes next
-    for token, estimate, kind in found:
-        yield token, estimate / most, kind, groups[token]
-
-
-def _follow(places: list[Place], limit: int) -> Proposal:
-    """The tree of what follows at ``places``, the most probable path first."""
-    tokens: list[int] = []
-    parents = [-1]
-    probabilities: list[float] = []
-    kinds: list[str] = []
-    heap: list[tuple[float, int, int, int, int, float, str, list[Place]]] = []
-    arrivals = 0
-    path, ahead = -1.0, 0
-    while True:
-        node = len(tokens)
-        for token, chance, kind, group in _following(places, ahead):
-            if path * chance <= -LEAST_PATH_PROBABILITY:
-                arrivals += 1  # settles ties: first come, first served
-                entry = (path * chance, arrivals, node, ahead + 1, token, chance, kind, group)
-                heappush(heap, entry)
-        if not heap or node >= limit:
-            break
-        path, _, parent, ahead, token, chance, kind, places = heappop(heap)
-        tokens.append(token)
-        parents.append(parent)
-        probabilities.append(chance)
-        kinds.append(kind)
-    return Proposal.trusted(tokens, parents, probabilities, kinds)
+"""Kinds of evidence, in the order of the kernel's ``ESTIMATES``."""
+_NO_IDEA = Proposal.trusted((), (-1,), (), ())
 
 
 # --- Where n-grams occur -------------------------------------------------------------
@@ -179,80 +113,55 @@ def _follow(places: list[Place], limit: int) -> Proposal:
 class NgramIndex:
     """Where n-grams of a growing text occur: for each n a chain of places, the latest first.
 
-    Hash chains, as compressors keep them: ``heads[hash]`` is where the latest n-gram with that
-    hash ends, ``earlier[end]`` where the one before it does. Appending a token takes constant
-    time, amortized over the moments when the tables are doubled.
+    Appending a token takes constant time, amortized over the moments when the table grows.
     """
 
     def __init__(self, room: int = 0) -> None:
-        self.tokens: Tokens = array("i")
-        self._allocate(room)
-
-    def _allocate(self, room: int) -> None:
-        size = 1 << max(6, (room - 1).bit_length())
-        self._mask = size - 1
-        self._heads = [array("i", [-1]) * size for _ in NGRAMS]
-        self._earlier: list[Tokens] = [array("i") for _ in NGRAMS]
+        self.table = table_for(room)
+        self.length = 0
+        self._capacity = int(self.table[1])
+        self._kernel: Callable[..., int] | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the tables."""
-        return 4 * (len(self.tokens) * (1 + len(NGRAMS)) + len(NGRAMS) * (self._mask + 1))
+        """Memory of the table."""
+        return self.table.nbytes
+
+    @property
+    def tokens(self) -> Table:
+        """The text, to be read and to be written to; until the next ``write``."""
+        return self.table[HEADER : HEADER + self.length]
+
+    def write(self, new: Sequence[int]) -> None:
+        """Append tokens, not indexed yet."""
+        start, stop = self.length, self.length + len(new)
+        if stop > self._capacity:
+            earlier = self.tokens
+            self.table = table_for(stop + stop // 4)
+            self.table[HEADER : HEADER + start] = earlier
+            self._capacity = int(self.table[1])
+        if len(new) < FEW:
+            for at, token in enumerate(new, HEADER + start):
+                self.table[at] = token
+        else:
+            self.table[HEADER + start : HEADER + stop] = new
+        self.length = stop
 
     def extend(self, new: Sequence[int]) -> None:
         """Append tokens. An n-gram with a SEPARATOR in it is not indexed."""
-        tokens = self.tokens
-        start = len(tokens)
-        tokens.extend(new)
-        if len(tokens) > 2 * (self._mask + 1):
-            self._allocate(len(tokens))
-            start = 0
-        mask = self._mask
-        chains = list(zip(NGRAMS, self._heads, self._earlier, strict=True))
-        for end in range(start, len(tokens)):
-            window = tokens[max(end + 1 - NGRAMS[0], 0) : end + 1].tolist()
-            for n, heads, earlier in chains:
-                ngram = tuple(window[-n:])
-                if len(ngram) < n or SEPARATOR in ngram:
-                    earlier.append(-1)
-                    continue
-                bucket = hash(ngram) & mask
-                earlier.append(heads[bucket])
-                heads[bucket] = end
+        self.write(new)
+        self.suggest(_NOTHING, -1, _NOTHING, _NO_CHANCES)
 
-    def places(self, tail: Tokens) -> list[Place]:
-        """Where the end of ``tail`` occurs with something after it.
+    def suggest(self, theirs: Table, limit: int, nodes: Table, chances: Chances) -> int:
+        """Draft what follows the end of the text: see the kernel, which indexes it first."""
+        if self._kernel is None:
+            self._kernel = compiled()
+        # Up to this length, however much was written: an interrupt may come between the two.
+        return self._kernel(self.table, theirs, self.length, limit, nodes, chances)
 
-        Of each n-gram the MOST_PLACES latest occurrences are looked at, fewer where longer ones
-        have yielded that many. The longest matches come first, then the latest places.
-        """
-        tokens = self.tokens
-        last = len(tokens) - 1
-        found: dict[int, Place] = {}
-        for n, heads, earlier in zip(NGRAMS, self._heads, self._earlier, strict=True):
-            if n > len(tail):
-                continue
-            wanted = tail[-n:]
-            end = heads[hash(tuple(wanted)) & self._mask]
-            if 0 <= end == last:  # the tail itself, which nothing follows yet
-                end = earlier[end]
-            for _ in range(MOST_PLACES):
-                if end < 0:
-                    break
-                if (
-                    end not in found
-                    and tokens[end + 1 - n : end + 1] == wanted
-                    and tokens[end + 1] != SEPARATOR
-                ):
-                    match, longest = n, min(len(tail), end + 1)
-                    while match < longest and tokens[end - match] == tail[-1 - match]:
-                        match += 1
-                    found[end] = (match, tokens, end + 1)
-                end = earlier[end]
-            if len(found) >= MOST_PLACES:
-                break
-        # Within a chain the latest is first already, and sorting is stable.
-        return sorted(found.values(), key=_MATCH, reverse=True)[:MOST_PLACES]
+
+_NOTHING = table_for(0)
+_NO_CHANCES = np.empty(0, np.float64)
 
 
 # --- Earlier outputs -----------------------------------------------------------------
@@ -326,20 +235,23 @@ class SuffixMemory:
         with self._lock:
             return [self._text(serial) for serial, of in self._texts.items() if of[0] == owner]
 
-    def places(self, tail: Tokens, owner: str = "") -> list[Place]:
-        """Where the end of ``tail`` occurs in the owner's texts, the longest matches first."""
+    def suggest(
+        self, index: NgramIndex, owner: str, limit: int, nodes: Table, chances: Chances
+    ) -> int:
+        """Like that of ``index``, with the owner's texts to draft from, too."""
         with self._lock:
             known = self._owners.get(owner)
             if known is None:
-                return []
-            places = known.index.places(tail)
-            if places:
-                at = bisect_right(known.starts, places[0][2] - 1) - 1
+                return index.suggest(_NOTHING, limit, nodes, chances)
+            count = index.suggest(known.index.table, limit, nodes, chances)
+            start = int(nodes[0])
+            if start >= 0:
+                at = bisect_right(known.starts, start - 1) - 1
                 self._texts.move_to_end(known.serials[at])
-            return places
+            return count
 
     def _append(self, known: _Owner, serial: int, owner: str, text: list[int]) -> None:
-        start = len(known.index.tokens)
+        start = known.index.length
         known.index.extend([*text, SEPARATOR])
         known.starts.append(start)
         known.serials.append(serial)
@@ -348,7 +260,8 @@ class SuffixMemory:
 
     def _text(self, serial: int) -> list[int]:
         owner, start, stop = self._texts[serial]
-        return self._owners[owner].index.tokens[start:stop].tolist()
+        text: list[int] = self._owners[owner].index.tokens[start:stop].tolist()
+        return text
 
     def _remove_oldest(self) -> None:
         _, (owner, start, stop) = self._texts.popitem(last=False)
@@ -358,14 +271,14 @@ class SuffixMemory:
         if not known.live:
             del self._owners[owner]
             return
-        known.index.tokens[start:stop] = array("i", [SEPARATOR]) * (stop - start)
-        if known.live < len(known.index.tokens) // 2:
+        known.index.tokens[start:stop] = SEPARATOR
+        if known.live < known.index.length // 2:
             self._compact(owner)
 
     def _compact(self, owner: str) -> None:
         """Make an owner's index anew, without what was removed."""
         old = self._owners[owner]
-        new = self._owners[owner] = _Owner(NgramIndex(len(old.index.tokens)))
+        new = self._owners[owner] = _Owner(NgramIndex(old.index.length))
         for serial in old.serials:
             if serial in self._texts:
                 _, start, stop = self._texts[serial]
