@@ -356,9 +356,14 @@ class AutoPolicy(Policy):
     def _is_cheap(self, asked: _Asked) -> bool:
         if not self._rule.same_tokens and not isinstance(asked.drafter, EvidenceDrafter):
             return False  # what it draws must be kept or left without a look at it
-        if asked.costs.asks < TRIALS and not isinstance(asked.drafter, EvidenceDrafter):
+        if self._is_untried(asked):
             return False
         return asked.costs.each < CHEAP * self._costs.seconds(1, self._context)
+
+    @staticmethod
+    def _is_untried(asked: _Asked) -> bool:
+        """Whether nobody knows yet what asking it costs; one with evidence is simply asked."""
+        return asked.costs.asks < TRIALS and not isinstance(asked.drafter, EvidenceDrafter)
 
     def _ask_cheap(self, context: Sequence[int], limit: int) -> None:
         for asked in self._asked:
@@ -372,13 +377,18 @@ class AutoPolicy(Policy):
             self._ask(asked, context, limit)
 
     def _any_pays(self) -> bool:
-        """Whether those asked at every step save more than asking them and deciding costs."""
+        """Whether those asked at every step save more than asking them and deciding costs.
+
+        One whose costs are still being found out may.
+        """
         saved, cost = 0.0, self._experience.deciding.total
         for asked in self._asked:
+            if self._is_untried(asked):
+                return True
             if asked.worth >= asked.costs.total and self._is_cheap(asked):
                 saved += asked.worth
                 cost += asked.costs.total
-        return saved >= cost
+        return saved > cost
 
     def _may_look(self) -> bool:
         """Whether the budget has a step for finding out if drafters have begun to pay."""
@@ -480,7 +490,7 @@ class AutoPolicy(Policy):
         for asked in self._asked:
             if self._is_cheap(asked):
                 continue
-            if asked.costs.asks < TRIALS and not isinstance(asked.drafter, EvidenceDrafter):
+            if self._is_untried(asked):
                 self._audition(asked, context)
                 continue
             catch_up = self._catch_up(asked)

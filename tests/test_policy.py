@@ -171,6 +171,16 @@ def test_a_drafter_slower_than_the_target_is_hardly_asked(clock, evidence):
     assert made.policy["exploration_seconds"] <= 0.011 * 1000 + 6
 
 
+def test_where_all_drafters_are_slower_than_the_target_hardly_anything_is_decided(clock):
+    def script(context, limit):
+        clock.now += 2.0 * limit
+        return Draft.one_hot(continuation(MODEL, list(context), limit))
+
+    made = stats([Scripted(script)], 1.0, 0.1, tokens=1000, budget=0.1)
+    resting = {entry["reason"]: entry["num_steps"] for entry in made.policy["plain_steps"]}
+    assert resting["no drafter paid of late"] > 900
+
+
 def test_a_draft_model_that_pays_is_asked_for_as_much_as_pays(clock):
     lengths = []
 
