@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 import foretell
-from foretell import Accepted, Drafter, Origin, Output
+from foretell import Accepted, Draft, Drafter, Origin, Output
 from foretell._calibration import Calibration
 from foretell._model import FloatArray
 from foretell._proposal import EvidenceDrafter, Proposal
@@ -100,6 +100,9 @@ def run(make: Callable[[], Drafter], context: int, options: argparse.Namespace) 
 def held(make: Callable[[], Drafter], context: int, options: argparse.Namespace) -> int:
     """Bytes that Python holds for a drafter after ``context`` tokens and all steps."""
     tokens, logits, _ = workload(context, options)
+    ready = make()  # what is loaded once for all requests does not count
+    ready.start(tokens[:2])
+    ready.observe(ready.propose(tokens[:2], 1), Output(logits[:2]), emitted(tokens[:1]))
     tracemalloc.start()
     drafter = make()
     drafter.start(tokens[:context])
@@ -110,6 +113,29 @@ def held(make: Callable[[], Drafter], context: int, options: argparse.Namespace)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return size
+
+
+def full(options: argparse.Namespace) -> dict[str, int]:
+    """Bytes of what an engine keeps for all requests, when there is no room for more."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(options.limit + 1, options.vocab_size)).astype(np.float32)
+    recycling, sizes = Recycling(), {}
+    recycling.start([1, 2])
+    recycling.observe(Proposal().draft(), Output(logits[:1]), emitted([1]))
+    tracemalloc.start()
+    memory = SuffixMemory()
+    while memory.num_tokens < memory.max_tokens - 1000:
+        memory.add(rng.integers(options.vocab_size, size=1000).tolist())
+    sizes["suffix"] = tracemalloc.get_traced_memory()[0]
+    del memory
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(20_000 // options.limit):
+        draft = Draft.one_hot(rng.integers(options.vocab_size, size=options.limit).tolist())
+        recycling.observe(draft, Output(logits), emitted(list(draft.tokens)))
+    del draft
+    sizes["recycling"] = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return sizes
 
 
 def run_assembly(context: int, options: argparse.Namespace) -> Spent:
@@ -182,6 +208,7 @@ def main() -> None:
         name: {str(context): held(make, context, options) for context in CONTEXTS}
         for name, make in made.items()
     }
+    kept = full(options)
     runs["suffix and recycling, one tree"] = lambda context: run_assembly(context, options)
     for name, measure in runs.items():
         spent = {context: measure(context) for context in CONTEXTS}
@@ -201,6 +228,7 @@ def main() -> None:
     console = Console()
     console.print(table)
     console.print(sizes)
+    console.print(f"Bytes of what an engine keeps for all requests, when full: {kept}")
     record = {
         "what": "time per step and memory of each drafter",
         "foretell": foretell.__version__,
@@ -216,6 +244,7 @@ def main() -> None:
         },
         "microseconds": results,
         "bytes_of_a_request": memory,
+        "bytes_of_an_engine": kept,
     }
     if options.output is not None:
         options.output.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
