@@ -19,16 +19,16 @@ lint: ## Lint, format, types, documents
 	@scripts/check
 
 docs: ## Write the generated documents
-	@scripts/venv .venv test
-	@.venv/bin/python scripts/make_cli_docs.py
+	@scripts/venv .venv-test test
+	@.venv-test/bin/python scripts/make_cli_docs.py
 
 fuzz: ## Fuzz the server with REQUESTS (1000) requests made from its schema
 	@scripts/venv .venv-fuzz fuzz
 	@.venv-fuzz/bin/python scripts/soak/server_fuzz.py --requests $(or $(REQUESTS),1000)
 
 soak: ## Compare speculative with plain decoding at random for MINUTES (10)
-	@scripts/venv .venv test
-	@.venv/bin/python scripts/soak/soak.py --minutes $(or $(MINUTES),10) --output soak.json
+	@scripts/venv .venv-test test
+	@.venv-test/bin/python scripts/soak/soak.py --minutes $(or $(MINUTES),10) --output soak.json
 
-clean: ## Remove the environments and caches
-	rm -rf .venv .venv-demo .venv-dev .venv-oracle .venv-fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## Remove what these targets made: their environments (.venv-*) and caches
+	rm -rf .venv-test .venv-demo .venv-dev .venv-oracle .venv-fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -620,7 +620,7 @@ def draw(record: Entry, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise SystemExit('a plot needs matplotlib: pip install "foretell[bench]"') from None
+        raise SystemExit("a plot needs matplotlib: pip install '.[bench]'") from None
     passes = [e for e in record["results"]["passes"] if e["cache"] == "float32"]
     contexts = sorted({e["context"] for e in passes})
     columns = min(2, len(contexts))

@@ -21,7 +21,7 @@ from foretell._errors import (
     OptionError,
     shown,
 )
-from foretell._loading import EXTRA
+from foretell._extras import install_command
 from foretell._noise import Floats, key_of
 from foretell._request import Request
 from foretell._result import FinishReason
@@ -271,7 +271,9 @@ def _libraries() -> tuple[Any, Any]:
         import torch
         import transformers
     except ImportError as error:
-        raise MissingExtraError(f"generate needs torch and transformers: {EXTRA}") from error
+        raise MissingExtraError(
+            f"generate needs torch and transformers: {install_command('transformers')}"
+        ) from error
     return torch, transformers
 
 

@@ -513,7 +513,7 @@ def _check_drafters(drafters: Sequence[str | Drafter], draft: object) -> None:
     if not isinstance(drafters, list | tuple):
         raise OptionError(f"drafters is {drafters!r}; use a list, drafters=[{drafters!r}]")
     for entry in drafters:
-        if not isinstance(entry, Drafter) and entry not in DRAFTERS and _exit_layers(entry) is None:
+        if not isinstance(entry, Drafter) and not is_drafter(entry):
             raise OptionError(f"unknown drafter {entry!r}; the drafters are {', '.join(DRAFTERS)}")
     if "draft_model" in drafters and draft is None:
         raise OptionError(
@@ -524,6 +524,11 @@ def _check_drafters(drafters: Sequence[str | Drafter], draft: object) -> None:
             "a draft model was given, but 'draft_model' is not among the drafters; name it too, or "
             "leave the draft model out"
         )
+
+
+def is_drafter(name: object) -> bool:
+    """Whether it is the name of a drafter: one of DRAFTERS, or "early_exit:6"."""
+    return name in DRAFTERS or _exit_layers(name) is not None
 
 
 def _exit_layers(entry: object) -> int | None:

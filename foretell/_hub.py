@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +18,7 @@ from foretell._demo import cached_demo, demo_path
 from foretell._errors import DownloadError, ModelNotFoundError
 
 DEMO: Final = "demo"
+UNREACHABLE: Final = "the hub cannot be reached"
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _FILES = [
@@ -107,13 +109,36 @@ def snapshot_path(name: str, *, revision: str | None = None) -> Path:
     Raises ModelNotFoundError for an unknown repository or revision, and DownloadError.
     """
     import huggingface_hub
+
+    with _explained(name, revision):
+        folder = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=_FILES, ignore_patterns=_OTHER_COPIES
+        )
+    return Path(folder)
+
+
+def require_repository(name: str) -> None:
+    """Raise what ``snapshot_path`` raises for a name that is neither cached nor on the hub.
+
+    For libraries that would go on trying for half a minute.
+    """
+    import huggingface_hub
+
+    with _explained(name, None, "a folder"):
+        if not isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+            huggingface_hub.HfApi().model_info(name)
+
+
+@contextmanager
+def _explained(
+    name: str, revision: str | None, files: str = "a folder or a .gguf file"
+) -> Iterator[None]:
+    """Errors of the hub's client as ours; ``files`` is what else could be given."""
     from huggingface_hub import errors
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
     try:
-        folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=_FILES, ignore_patterns=_OTHER_COPIES
-        )
+        yield
     except errors.GatedRepoError as error:
         raise DownloadError(
             f"{name} may be downloaded only by people who accepted its terms; accept them on its "
@@ -127,26 +152,28 @@ def snapshot_path(name: str, *, revision: str | None = None) -> Path:
     except errors.RevisionNotFoundError as error:
         raise ModelNotFoundError(f"{name} has no revision {revision!r} on the hub") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        why = "HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "the hub cannot be reached"
-        raise DownloadError(
-            f"{name} is not in the hub's cache on this machine, and {why}"
-            + (
-                suggestion(name)
-                or "; check the name and the network, or give the path of a folder or a .gguf file "
-                "(`foretell models` lists what is here)"
-            )
-        ) from error
+        why = "HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else UNREACHABLE
+        raise DownloadError(_not_here(name, why, files)) from error
     except (OSError, ValueError, RuntimeError) as error:
         # Everything else: a server's error, a full disk.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise DownloadError(
             f"{name} could not be fetched from the hub ({reason}); try again, or give the path of "
-            "a folder or a .gguf file (`foretell models` lists what is here)"
+            f"{files} (`foretell models` lists what is here)"
         ) from error
     except Exception as error:
         # The hub's client raises its HTTP library's own errors too, of which we import none.
+        if "connect" in type(error).__name__.lower():
+            raise DownloadError(_not_here(name, UNREACHABLE, files)) from error
         raise DownloadError(f"{name} could not be fetched from the hub ({error})") from error
-    return Path(folder)
+
+
+def _not_here(name: str, why: str, files: str) -> str:
+    return f"{name} is not in the hub's cache on this machine, and {why}" + (
+        suggestion(name)
+        or "; check the name and the network, or give the path of "
+        f"{files} (`foretell models` lists what is here)"
+    )
 
 
 def files_hash(source: str | Path) -> str | None:
@@ -213,6 +240,7 @@ __all__ = [
     "is_repository_name",
     "list_cached",
     "pull",
+    "require_repository",
     "snapshot_path",
     "suggestion",
     "where",

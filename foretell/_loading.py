@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretell._errors import MissingExtraError, OptionError, UnsupportedModelError, shown
+from foretell._errors import (
+    MissingExtraError,
+    ModelNotFoundError,
+    OptionError,
+    UnsupportedModelError,
+    shown,
+)
+from foretell._extras import install_command
+from foretell._hub import DEMO, require_repository, suggestion
 from foretell._model import Model
 
 if TYPE_CHECKING:
@@ -18,7 +27,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 
 BACKENDS = ("auto", "cpu", "transformers")
-EXTRA = "pip install 'foretell[transformers]'"
+# Transformers takes names without an organization, too.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,95})?")
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,12 @@ class LoadOptions:
             raise OptionError(
                 f"trust_remote_code is {shown(self.trust_remote_code)}; use True or False"
             )
+
+    @property
+    def wants_transformers(self) -> bool:
+        """Whether no other backend is to be tried."""
+        asked = self.backend == "transformers"
+        return asked or (self.backend == "auto" and self.of_transformers is not None)
 
     @property
     def of_transformers(self) -> str | None:
@@ -114,11 +130,11 @@ def load_model(
             cache_dtype=options.cache_dtype,
         )
     except UnsupportedModelError as error:
-        if backend == "cpu":
+        if backend == "cpu" or is_gguf(model):
             raise
-        if not _is_installed():
+        if not is_installed():
             raise UnsupportedModelError(
-                f"{error} The transformers backend may run it: {EXTRA}"
+                f"{error} The transformers backend may run it: {install_command('transformers')}"
             ) from error
         why = f"the cpu backend does not know it ({error})"
         if progress is not None:
@@ -146,8 +162,7 @@ def _with_transformers(
             "dtype='int8' is for the cpu backend; the transformers backend has native, float32, "
             "bfloat16 and float16"
         )
-    if not _is_installed():
-        raise MissingExtraError(f"the transformers backend needs torch and transformers: {EXTRA}")
+    require_transformers(model)
     from foretell.backends import transformers
 
     return transformers.load(
@@ -163,11 +178,68 @@ def _with_transformers(
     )
 
 
+def require_transformers(model: object) -> None:
+    """Raise what keeps a model from being loaded by transformers, as far as that is quickly seen.
+
+    Raises MissingExtraError, and what ``require_files`` raises.
+    """
+    require_files(model)
+    if not is_installed():
+        raise MissingExtraError(
+            "the transformers backend needs torch and transformers: "
+            f"{install_command('transformers')}"
+        )
+
+
+def require_files(model: object) -> None:
+    """Refuse at once what transformers would look for on the hub, or misread.
+
+    Raises ModelNotFoundError, DownloadError, and OptionError for models of the cpu backend.
+    """
+    if not isinstance(model, str | Path):
+        return
+    path, name = Path(model), str(model)
+    if is_gguf(model):
+        what = "the demo model is" if name == DEMO else f"{name} is"
+        raise OptionError(
+            f"{what} a GGUF file, which the cpu backend reads and the transformers backend does "
+            "not; leave the options of transformers out, or name a folder with config.json or a "
+            "model on the hub (organization/name)"
+        )
+    if path.is_file():
+        raise ModelNotFoundError(f"{name} is a file; give the folder of the model")
+    if path.is_dir():
+        if not any((path / config).is_file() for config in ("config.json", "adapter_config.json")):
+            raise ModelNotFoundError(
+                f"{name} has no config.json; give a folder as Hugging Face publishes it"
+            )
+        return
+    is_name = isinstance(model, str) and _HUB_NAME.fullmatch(name)
+    if not is_name or path.suffix in (".gguf", ".safetensors"):
+        raise ModelNotFoundError(
+            f"there is no folder {shown(name)}"
+            + (
+                suggestion(name)
+                or "; give a folder with config.json, or a model on the hub (organization/name)"
+            )
+        )
+    require_repository(name)
+
+
+def is_gguf(model: object) -> bool:
+    """Whether it is a GGUF file, as the demo model is."""
+    if not isinstance(model, str | Path):
+        return False
+    path = Path(model)
+    return (str(model) == DEMO and not path.exists()) or (path.suffix == ".gguf" and path.is_file())
+
+
 def _is_loaded(model: object) -> bool:
     """Whether it is a PreTrainedModel, without importing what may not be installed."""
     theirs: Any = sys.modules.get("transformers")
     return theirs is not None and isinstance(model, theirs.PreTrainedModel)
 
 
-def _is_installed() -> bool:
+def is_installed() -> bool:
+    """Whether the transformers backend could be loaded."""
     return all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))

@@ -41,8 +41,9 @@ def run(
 ) -> Callable[..., Ran]:
     """`run("generate", "hello", stdin=b"")`: the command line in this process, on pipes."""
 
-    def run(*arguments: str, stdin: bytes = b"", **settings: Any) -> Ran:
-        monkeypatch.setattr(_load, "load_engine", lambda opts: fake_engine(opts, **settings))
+    def run(*arguments: str, stdin: bytes = b"", load: Any = None, **settings: Any) -> Ran:
+        load = load or (lambda opts: fake_engine(opts, **settings))
+        monkeypatch.setattr(_load, "load_engine", load)
         monkeypatch.setattr(sys, "argv", ["foretell", *arguments])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8"))
         with pytest.raises(SystemExit) as exit_:

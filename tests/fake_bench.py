@@ -25,6 +25,7 @@ class WorkerPeer(Peer):
         self.closed = False
 
     def start(self) -> Mapping[str, str]:
+        self.profile = self.worker.profile
         return self.worker.versions
 
     def ask(self, request: Request) -> Answer:

@@ -19,11 +19,11 @@ from foretell.cli import _bench
 def bench(run, monkeypatch):
     """The command with engines of this process in the place of others."""
 
-    def bench(*arguments, peer=None, **settings):
+    def bench(*arguments, peer=None, make=None, **settings):
         monkeypatch.setattr(_bench, "text_of", lambda places, progress: text())
         monkeypatch.setattr(_bench, "hash_of", lambda source: "sha256:12")
         monkeypatch.setattr(
-            _bench, "make_peer", lambda specs, places: peer or foretell_peer(**settings)
+            _bench, "make_peer", make or (lambda specs, places: peer or foretell_peer(**settings))
         )
         return run("bench", *arguments)
 
@@ -127,6 +127,46 @@ def test_nothing_measured_is_an_error_that_says_why(bench):
     assert "nothing was measured (foretell native plain: no such thing" in ran.err
 
 
+def test_an_engine_that_was_asked_for_and_gave_nothing_is_an_error(bench):
+    """Its plain companion, which nobody asked for, is no result of it."""
+
+    def make(specs, places):
+        if specs[0].drafters:
+            raise _bench.InputError("it has no such layers")
+        return foretell_peer()
+
+    options = ["--max-tokens", "8", "--repetitions", "1"]
+    word = "foretell:auto,drafters=early_exit"
+    ran = bench(*options, "--engine", word, make=make)
+    assert ran.code == 2
+    assert f"no result of --engine {word} (foretell native auto early_exit: it has no" in ran.err
+    assert "| foretell native plain " in ran.out
+    ran = bench(*options, "--engine", "foretell", "--engine", word, make=make)
+    assert (ran.code, "no result of --engine foretell:auto,drafters" in ran.err) == (2, True)
+    assert bench(*options, "--engine", "foretell", make=make).code == 0
+
+
+def test_the_backend_reaches_foretell(bench):
+    seen = []
+
+    def make(specs, places):
+        seen.append(places.loading)
+        return foretell_peer()
+
+    options = ["--max-tokens", "8", "--repetitions", "1"]
+    bench(*options, "--backend", "transformers", "--no-exact", "--device", "cpu", make=make)
+    expected = {"backend": "transformers", "device": "cpu", "exact": False}
+    assert expected.items() <= seen[0].items()
+
+
+def test_a_narrow_terminal_gets_narrow_tables(bench, monkeypatch):
+    monkeypatch.setattr(_bench, "screen_width", lambda: 80)
+    ran = bench("--max-tokens", "20", "--repetitions", "1")
+    rows = [line for line in ran.out.splitlines() if line.startswith("|")]
+    assert max(map(len, rows)) <= 80
+    assert sum(row.startswith("| engine ") for row in rows) > ran.out.count("\n## ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -169,8 +209,16 @@ def test_a_real_process_on_the_demo_model(tmp_path):
     ran = subprocess.run(
         command, capture_output=True, encoding="utf-8", env=environment(), check=False, timeout=300
     )
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 2
+    assert (
+        "no result of --engine llama.cpp:plain (llama.cpp native plain: there is no" in ran.stderr
+    )
+    assert "## Engines" in ran.stdout
     record = load(path)
+    profiles = [engine["profile"] for engine in record["engines"]]
+    assert profiles[0] is None  # plain decoding has no use for one
+    began = {"used": "with the profile saved on this machine", "none": "without a profile"}
+    assert f"- began {began[profiles[1]]}: foretell native auto\n" in ran.stdout
     assert [r["num_tokens"] for r in record["requests"]] == [8, 8]
     assert record["model"]["hash"].startswith("sha256:")
     assert record["engines"][0]["versions"].keys() == {"foretell"}

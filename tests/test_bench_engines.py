@@ -104,6 +104,16 @@ def test_a_draft_model_is_for_drafters_that_use_one(tmp_path):
     assert settings(tmp_path, "foretell:auto", draft="small")["draft"] == "small"
 
 
+def test_foretell_is_told_how_to_load_the_model_and_may_leave_it_at_any_layer(tmp_path):
+    told = settings(
+        tmp_path, "foretell:auto,drafters=early_exit:6", loading={"backend": "transformers"}
+    )
+    assert told["loading"] == {"backend": "transformers"}
+    assert told["drafters"] == ["early_exit:6"]
+    with pytest.raises(OptionError, match="unknown drafter 'suffix:2'"):
+        names("foretell:auto,drafters=suffix:2")
+
+
 def test_peers_get_as_many_bits_for_a_weight(tmp_path, monkeypatch):
     import foretell.bench._convert as convert
 

@@ -12,8 +12,9 @@ import pytest
 from fake_bench import foretell_peer, plan, spec
 
 from foretell import InputError
+from foretell._extras import install_command
 from foretell.bench._html import html
-from foretell.bench._markdown import markdown, table
+from foretell.bench._markdown import markdown, table, tables
 from foretell.bench._record import (
     ENGINE,
     REQUEST,
@@ -143,6 +144,62 @@ def test_the_report_has_every_table(record):
     assert re.search(r"\| native +\| 4 +\| 3.0 +\| 1.50 +\| 2.0 +\| 1.50", said)
 
 
+def test_tables_without_rows_are_left_out(record):
+    plain = json.loads(json.dumps(record))
+    plain["engines"] = plain["engines"][:1]
+    plain["requests"] = [r for r in plain["requests"] if r["engine"] == "foretell plain"]
+    plain["passes"] = []
+    said = markdown(results_of(plain))
+    assert "## Engines" in said
+    for heading in ("over own plain", "Acceptance", "Passes against"):
+        assert heading not in said.replace("over own plain |", ""), heading
+    for heading, rows in tables(results_of(plain)):
+        assert len(rows) > 1, heading
+
+
+def test_a_table_that_is_too_wide_is_shown_in_parts(record):
+    results = results_of(record)
+    whole, narrow = markdown(results), markdown(results, 60)
+    lines = [line for line in narrow.splitlines() if line.startswith("|")]
+    assert max(map(len, lines)) <= 60
+    assert markdown(results, 1000) == whole
+    assert _words(whole) == _words(narrow)
+
+
+def _words(text):
+    return set(re.findall(r"[^|\s-][^|]*?(?= *\|)", text))
+
+
+def test_what_was_disturbed_is_said_only_where_something_was(record):
+    quiet = json.loads(json.dumps(record))
+    for request in quiet["requests"]:
+        request["waiting"] = 0.0
+    said = markdown(results_of(quiet))
+    assert "others had the machine" not in said
+    assert "do not trust" not in said
+    assert "3 questions, at most 24 tokens, greedy, 1 thread, 2 repetitions" in said
+    for request in quiet["requests"]:
+        request["waiting"] = 0.5
+    busy = results_of(quiet)
+    said = markdown(busy)
+    assert "- **machine busy: do not trust these numbers**\n" in said
+    assert "up to 100% of an engine's answers" in said
+    assert "left out: 0" not in said
+    assert "<strong>machine busy: do not trust these numbers</strong>" in html([busy])
+
+
+def test_the_facts_name_who_began_with_a_saved_profile(record):
+    told = json.loads(json.dumps(record))
+    assert [engine["profile"] for engine in told["engines"]] == [None, "none"]
+    assert "began without a profile: foretell 3" in markdown(results_of(told))
+    told["engines"][1]["profile"] = "used"
+    assert "began with the profile saved on this machine: foretell 3" in markdown(results_of(told))
+    for engine in told["engines"]:  # as in records of earlier versions
+        del engine["profile"]
+    assert problem_with(told) is None
+    assert "profile" not in markdown(results_of(told))
+
+
 def test_a_table_is_aligned_and_harmless():
     assert table([["a", "b|c"], ["12", "x\ny"]]) == ("| a  | b\\|c |\n|----|------|\n| 12 | x y  |")
 
@@ -229,7 +286,7 @@ def test_without_matplotlib_the_page_names_the_command(record, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
-    with pytest.raises(MissingExtraError, match=r"pip install 'foretell\[bench\]'"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("bench"))):
         html([results_of(record)])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -53,6 +54,20 @@ def test_the_table_is_for_people(run, finds, monkeypatch):
     assert "violation: A guarantee is broken" in ran.out
     assert "1 of 2 cases passed, 1 of 1 planted errors judged rightly, model sha256:12" in ran.out
     assert ran.err == ""
+
+
+def test_on_80_columns_the_verdict_of_a_line_comes_first(run, finds, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    skipped = replace(PASSED, result=Result.SKIPPED)
+    finds(PASSED, FAILED, skipped, planted=(replace(MISSED, was_found=True),))
+    ran = run("check")
+    lines = [line for line in ran.out.splitlines() if "\u2026" not in line]
+    assert lines == ran.out.splitlines()
+    first = [re.match(r"[^\w]*([\w-]+)", line) for line in lines]
+    words = [match[1] for match in first if match]
+    for word in ("passed", "failed", "skipped", "caught"):
+        assert word in words
+    assert "1 of 3 cases passed, 1 skipped" in " ".join(ran.out.split())
 
 
 def test_json_is_one_object(run, finds):

@@ -48,6 +48,32 @@ def test_a_right_model_passes_and_the_controls_are_caught():
     assert [control.was_found for control in controls] == [True, True]
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_drafter_has_something_to_say_about_the_built_in_prompts(quick):
+    """On the demo model, whose answers are the ones a newcomer sees checked."""
+    cases, _ = bitwise(Engine("demo"), quick=quick, rules={"match": RULES["match"]})
+    assert {case.result for case in cases} == {Result.PASSED}
+    for name in ("suffix", "recycling", "prompt_lookup", "ngram"):
+        for way in ("greedy", "sampled"):
+            [case] = [case for case in cases if case.name == f"{way}, {name}"]
+            assert case.numbers["accepted"] > 0, case
+            assert case.numbers["drafted"] >= case.numbers["accepted"], case
+            said = f"{case.numbers['drafted']} drafted, {case.numbers['accepted']} accepted"
+            assert said in case.detail
+
+
+def test_a_drafter_that_drafted_nothing_was_not_tested():
+    """No two tokens of prompt and answer are alike, so there is nothing to look up."""
+    table = np.zeros((40, 40), np.float32)
+    table[range(40), [*range(1, 40), 0]] = 9.0
+    cases, _ = bitwise(Engine(TableModel(table)), [[1, 2, 3]])
+    [lookup] = [c for c in cases if (c.name, c.rule) == ("greedy, prompt_lookup", "match")]
+    assert lookup.result is Result.SKIPPED
+    assert lookup.detail == "drafted nothing in 8 tokens, so this shows nothing"
+    [ngram] = [c for c in cases if (c.name, c.rule) == ("greedy, perfect", "match")]
+    assert ngram.result is Result.PASSED
+
+
 def test_only_what_a_rule_guarantees_is_reported():
     cases, _ = bitwise(Engine(TableModel.random(30, 2, seed=1)))
     promised = {(case.rule, case.name.split(",")[0]): case.numbers["promised"] for case in cases}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from http.server import BaseHTTPRequestHandler
 
 import local_server
 import pytest
 
 from foretell import ForetellError, MissingExtraError, OptionError
+from foretell._extras import install_command
 from foretell.check import Answer, Endpoint, Result, Verdict, compare_engines
 from foretell.check._openai import _answer
 from foretell.check._transformers import pair
@@ -215,7 +217,7 @@ def test_log_probabilities_in_unknown_shapes_are_none():
 
 def test_a_missing_extra_names_its_command(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'foretell\[transformers\]'"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("transformers"))):
         pair("somewhere")
     with pytest.raises(OptionError, match="dtype is 'int8'"):
         pair("somewhere", dtype="int8")

@@ -23,7 +23,7 @@ def test_the_text_then_both_speeds_the_ratio_and_equality(run):
     assert same == f"same tokens:  yes, all 60 in {2 * ROUNDS} runs"
     assert re.fullmatch(
         r"(speculation paid|no clear difference) here: "
-        r"\d\.\d\dx \(\d\.\d\dx to \d\.\d\dx in 5 rounds\)",
+        r"\d\.\d\dx in the median round \(\d\.\d\dx to \d\.\d\dx in 5 rounds\)",
         verdict,
     )
     assert re.fullmatch(
@@ -52,7 +52,7 @@ def test_json_has_both_runs(run):
     assert result["equal"] is True
     assert result["speedup"] > 1  # 4 tokens a pass of 2 ms
     assert result["total_speedup"] > 0
-    assert f" here: {result['speedup']:.2f}x (" in result["verdict"]
+    assert f" here: {result['speedup']:.2f}x in the median round (" in result["verdict"]
     assert result["plain"]["token_ids"] == result["speculative"]["token_ids"]
     assert result["plain"]["stats"]["num_drafts"] == 0
     assert result["speculative"]["stats"]["num_drafts"] > 0
@@ -99,12 +99,30 @@ def result(
 @pytest.mark.parametrize(
     ("speeds", "verdict"),
     [
-        ((141, 142, 143), "speculation paid here: 1.42x (1.41x to 1.43x in 3 rounds)"),
-        ((101, 102, 103), "speculation paid here: 1.02x (1.01x to 1.03x in 3 rounds)"),
-        ((99, 104, 140), "no clear difference here: 1.04x (0.99x to 1.40x in 3 rounds)"),
-        ((80, 96, 101), "no clear difference here: 0.96x (0.80x to 1.01x in 3 rounds)"),
-        ((100, 100, 100), "no clear difference here: 1.00x (1.00x to 1.00x in 3 rounds)"),
-        ((80, 93, 99), "speculation did not pay here: 0.93x (0.80x to 0.99x in 3 rounds)"),
+        (
+            (141, 142, 143),
+            "speculation paid here: 1.42x in the median round (1.41x to 1.43x in 3 rounds)",
+        ),
+        (
+            (101, 102, 103),
+            "speculation paid here: 1.02x in the median round (1.01x to 1.03x in 3 rounds)",
+        ),
+        (
+            (99, 104, 140),
+            "no clear difference here: 1.04x in the median round (0.99x to 1.40x in 3 rounds)",
+        ),
+        (
+            (80, 96, 101),
+            "no clear difference here: 0.96x in the median round (0.80x to 1.01x in 3 rounds)",
+        ),
+        (
+            (100, 100, 100),
+            "no clear difference here: 1.00x in the median round (1.00x to 1.00x in 3 rounds)",
+        ),
+        (
+            (80, 93, 99),
+            "speculation did not pay here: 0.93x in the median round (0.80x to 0.99x in 3 rounds)",
+        ),
     ],
 )
 def test_speculation_paid_only_if_every_round_says_so(speeds, verdict):
@@ -115,7 +133,10 @@ def test_speculation_paid_only_if_every_round_says_so(speeds, verdict):
 def test_every_round_is_compared_with_its_own_plain_run():
     plain = [result(100), result(50), result(10)]
     comparison = Comparison(plain, [result(120), result(60), result(12)])
-    assert comparison.verdict == "speculation paid here: 1.20x (1.20x to 1.20x in 3 rounds)"
+    assert (
+        comparison.verdict
+        == "speculation paid here: 1.20x in the median round (1.20x to 1.20x in 3 rounds)"
+    )
 
 
 def test_the_total_includes_the_time_to_read_the_prompt():

@@ -569,3 +569,25 @@ def test_a_file_is_published_whole_and_a_scratch_folder_never_stays(tmp_path):
         _cache.publish(scratch / "file", tmp_path / "sub" / "file")
     assert (tmp_path / "sub" / "file").read_text() == "whole"
     assert list(tmp_path.glob(".partial-*")) == []
+
+
+# --- Models that transformers would look for -----------------------------------------------------
+
+
+def test_a_repository_that_is_neither_here_nor_reachable_is_refused_at_once(hub, monkeypatch):
+    class ConnectError(Exception):
+        """As the HTTP library of the hub's client has one."""
+
+    def unreachable(self, name):
+        raise ConnectError("name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
+    with pytest.raises(
+        DownloadError, match="and the hub cannot be reached; check the name"
+    ) as told:
+        _hub.require_repository("some/model")
+    assert "path of a folder (" in str(told.value)
+    add_repository(hub, "some/model", "config.json", "model.safetensors")
+    _hub.require_repository("some/model")
+    with pytest.raises(ModelNotFoundError, match="the hub has no repository 'a--b/c'"):
+        _hub.require_repository("a--b/c")

@@ -58,6 +58,7 @@ MAY_IMPORT = {
     "_kernel_cache": "_errors _cache",
     "_largest": "_model _kernel_cache",
     "_occurrences": "_kernel_cache",
+    "_extras": "",
     "_pip": "_errors",
     "_demo": "_errors _cache _pip",
     "_hub": "_errors _cache _demo",
@@ -69,7 +70,7 @@ MAY_IMPORT = {
     "backends/cpu": "_errors _memory _model _tokenizer _cache _hub _kernel_cache",
     # The cpu backend's kernels, as operators of torch: written once.
     "backends/transformers": "_errors _model _tokenizer backends/cpu",
-    "_loading": "_errors _model backends/cpu backends/transformers",
+    "_loading": "_errors _extras _hub _model backends/cpu backends/transformers",
     "_near_ties": "_noise _result _sampling",
     # The one place where it all meets, and what stands on it.
     "_engine": (
@@ -78,20 +79,23 @@ MAY_IMPORT = {
         "_near_ties"
     ),
     "_drop_in": (
-        "_errors _noise _support _sampling _stop _result _request _batch _loading _engine"
+        "_errors _extras _noise _support _sampling _stop _result _request _batch _loading _engine"
     ),
     "check": (
-        "_errors _version _noise _logprobs _sampling _model _draft _verify _policy _result _stop "
-        "_request _decode _engine _hub drafters backends/table"
+        "_errors _extras _version _noise _logprobs _sampling _model _draft _verify _policy _result "
+        "_stop _request _decode _loading _engine _hub drafters backends/table"
     ),
     "server": (
         "_errors _version _sampling _model _draft _verify _result _logprobs _request _batch "
         "_auto_policy _engine"
     ),
-    "bench": "_errors _version _cache _hub _model _tokenizer _result _engine backends/cpu",
+    "bench": (
+        "_errors _extras _version _cache _hub _model _tokenizer _result _loading _engine "
+        "backends/cpu backends/transformers"
+    ),
     "cli": (
-        "_errors _version _memory _sampling _verify _result _engine _hub drafters check server "
-        "bench"
+        "_errors _extras _version _memory _sampling _verify _result _engine _hub drafters check "
+        "server bench"
     ),
     "__main__": "cli",
     "__init__": (

@@ -106,6 +106,23 @@ def test_the_reference_of_commands_is_what_help_says():
     assert written == document(), "run `make docs`"
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_whole_at_80_columns_and_tells_its_own_exit_codes(command):
+    said = help_text(command)
+    assert max(map(len, said.splitlines())) <= 80
+    usage = said.splitlines()[0]
+    assert "{" not in usage
+    assert "}" not in usage
+    _, _, commands = said.partition("\nCommands:\n")
+    listed = re.findall(r"^  \S+ .*$", commands.partition("\n\n")[0], re.M)
+    assert bool(listed) == (command in ("", "bench", "models"))
+    assert not [line for line in listed if line.endswith("...")]
+    codes = " ".join(said[said.index("Exit codes:") :].split())
+    assert ("--compare" in codes) == (command == "generate")
+    differs = command in ("", "generate", "check", "bench", "tune")
+    assert ("; 1 " in codes) == differs, codes
+
+
 def test_the_architecture_page_names_every_part():
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     for path in (ROOT / "foretell").iterdir():

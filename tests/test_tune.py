@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from foretell.bench._tune import (
     tune,
 )
 from foretell.bench._workload import BUILT_IN, Question
+from foretell.cli._tune import show
 
 DOCUMENT = (Path(__file__).resolve().parent.parent / "docs" / "json.md").read_text("utf-8")
 QUICK = {"max_tokens": 24, "repetitions": 2, "lengths": (1, 4)}
@@ -115,6 +118,62 @@ def test_the_advice_follows_from_the_numbers():
     assert finding("suffix", 1, 1.0, 0.9, 1.1).verdict == "unclear"
 
 
+def test_wide_intervals_are_said_and_what_to_do_about_them():
+    default = finding("default", "auto", 1.3)
+    more = "The intervals are too wide to tell more: use --prompts with 20 or more like yours."
+    assert more not in advice(default, finding("suffix", 1, 1.1))
+    assert more in advice(finding("default", "auto", 1.05, 0.9, 1.3))
+    assert more in advice(finding("suffix", 4, 1.4, 1.2, 1.6), default)
+    assert more not in advice(finding("suffix", 4, 1.31), default)
+    assert more not in advice(finding("suffix", 4, 1.6), default)
+    assert more in advice(finding("default", "auto", 0.99, 0.8, 1.2))
+    many = Tuning({}, 1.0, (finding("default", "auto", 1.05, 0.9, 1.3),), True, False, 30, None)
+    assert "use more prompts, or more --repetitions" in many.advice
+
+
+@pytest.mark.parametrize("columns", ["80", None])
+def test_all_fits_into_80_columns_whether_seen_or_piped(columns, monkeypatch, capsys):
+    """The widest of everything: nothing is cut, and the verdict is there."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    names = ("prompt_lookup", "draft_model", "early_exit:10", "recycling")
+    findings = [finding(name, 8, 10.25, 0.93, 10.31) for name in names]
+    findings += [finding("default", "auto", 1.2), finding("ngram", 1, 0.7)]
+    show(Tuning({1: 0.1, 17: 0.2}, 100.0, tuple(findings), True, False, 3, None))
+    said = capsys.readouterr().out
+    assert "…" not in said
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= 80
+    [head] = [line for line in lines if line.startswith("drafter")]
+    assert head.split() == "drafter N accepted a step expected measured 95%".split()
+    for one in findings:
+        name, verdict = one.setting.drafter, one.verdict
+        [line] = [line for line in lines if re.match(rf"{name} ", line)]
+        assert line.split()[-1] == verdict, line
+        assert f"{one.measured.low:.2f}-{one.measured.high:.2f}" in line
+
+
+def test_the_backend_reaches_the_engine(run, monkeypatch):
+    seen = []
+    options = ["--max-tokens", "8", "--repetitions", "1", "--json"]
+
+    def load(options):
+        seen.append(options)
+        return fake_engine(options)
+
+    ran = run("tune", "a table", *options, "--backend", "cpu", "--exact", load=load)
+    assert ran.code == 0, ran.err
+    assert (seen[0].backend, seen[0].exact) == ("cpu", True)
+
+
+def test_every_exit_of_a_model_that_can_be_left_is_tried():
+    engine = fake_engine()
+    engine.model.capabilities = replace(engine.model.capabilities, early_exit=11)
+    tried = {setting.drafter for setting in settings_for(engine)}
+    assert {"early_exit:2", "early_exit:3", "early_exit:4", "early_exit:6"} <= tried
+
+
 def test_what_passes_cost_is_kept_for_engines_to_come(tmp_path):
     engine = fake_engine(seconds=0.001)
     engine.model.identity = "a table"
@@ -136,12 +195,13 @@ def test_a_prompt_that_does_not_fit_is_found_before_any_work():
 
 
 def test_the_command_shows_a_table_and_json(run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.setenv("COLUMNS", "80")
     options = ["a table", "--max-tokens", "16", "--repetitions", "1"]
     ran = run("tune", *options)
     assert ran.code == 0, ran.err
     assert "plain decoding:" in ran.out
     assert "prompt_lookup" in ran.out
+    assert re.search(r"(pays|no|unclear)$", ran.out, re.MULTILINE)
     told = json.loads(run("tune", *options, "--json").out)
     assert told["format"] == "foretell-tune/1"
     assert told["prompts"] == len(BUILT_IN.questions)

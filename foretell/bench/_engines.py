@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from foretell._engine import DRAFTERS
+from foretell._engine import DRAFTERS, is_drafter
 from foretell._errors import OptionError
 from foretell._hub import files_of
 from foretell.backends.cpu._model import check_threads
@@ -75,6 +75,8 @@ class Places:
     pythons: dict[str, str] = field(default_factory=dict)
     """An interpreter for "transformers" or "openvino", where it is another one."""
     llama_server: str | None = None
+    loading: Mapping[str, Any] = field(default_factory=dict)
+    """How foretell loads the model, beside the above: ``backend`` and that backend's options."""
 
 
 def places_of(
@@ -84,6 +86,7 @@ def places_of(
     threads: int | None,
     llama_server: str | None,
     pythons: Mapping[str, Path | None],
+    loading: Mapping[str, Any],
 ) -> Places:
     """Where everything is; ``threads`` settled, since peers have to be told."""
     check_threads(threads)
@@ -94,6 +97,7 @@ def places_of(
         threads or default_threads(),
         {kind: str(python) for kind, python in pythons.items() if python is not None},
         llama_server,
+        loading,
     )
 
 
@@ -110,7 +114,7 @@ def parse(
     """
     specs: dict[str, EngineSpec] = {}
     for text in texts:
-        for spec in _expand(text, dtype, draft, spec_types):
+        for spec in expand(text, dtype, draft, spec_types):
             specs.setdefault(spec.name, spec)
     for spec in list(specs.values()):
         if baseline_of(spec, specs.values()) is None and spec.kind != "openai":
@@ -131,7 +135,8 @@ def baseline_of(spec: EngineSpec, others: Iterable[EngineSpec]) -> EngineSpec | 
     return None
 
 
-def _expand(text: str, dtype: str, draft: bool, spec_types: SpecTypes) -> list[EngineSpec]:
+def expand(text: str, dtype: str, draft: bool, spec_types: SpecTypes) -> list[EngineSpec]:
+    """The engines that one word asks for, without the plain one they are compared with."""
     head, *rest = text.split(",")
     kind, _, mode = head.partition(":")
     if kind not in KINDS:
@@ -142,7 +147,7 @@ def _expand(text: str, dtype: str, draft: bool, spec_types: SpecTypes) -> list[E
         raise OptionError(f"{text!r}: dtype is {dtype!r}; use {', '.join(DTYPES)}")
     drafters = tuple(filter(None, options.pop("drafters", "").split("+")))
     for drafter in drafters:
-        if drafter not in DRAFTERS:
+        if not is_drafter(drafter):
             raise OptionError(
                 f"{text!r}: unknown drafter {drafter!r}; the drafters are {', '.join(DRAFTERS)}"
             )
@@ -236,6 +241,7 @@ def settings_of(specs: Sequence[EngineSpec], places: Places, folder: Path) -> di
         return settings | {
             "drafters": drafters,
             "draft": places.draft if needs_draft else None,
+            "loading": dict(places.loading),
         }
     if spec.kind == "openai":
         return settings | {"url": spec.url, "model": spec.model}

@@ -22,6 +22,8 @@ class ForetellWorker(Worker):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.versions = {"foretell": __version__}
+        # Asked before anything was generated, so what is known now is what a profile said.
+        self.profile = "used" if engine._experience.costs.known else "none"
         self._chats: dict[str, Chat] = {}
 
     def answer(self, request: Request) -> Answer:
@@ -85,6 +87,7 @@ def make(settings: dict[str, Any]) -> ForetellWorker:
         settings["dtype"],
         settings["threads"],
         tokenizer=settings["tokenizer"],
+        **settings["loading"],
     )
     return ForetellWorker(engine)
 

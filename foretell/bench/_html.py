@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -50,7 +51,7 @@ def _text(fact: str) -> str:
         f"<code>{piece}</code>" if index % 2 and index < len(pieces) - 1 else piece
         for index, piece in enumerate(pieces)
     )
-    return marked.replace("**interrupted**", "<strong>interrupted</strong>")
+    return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", marked)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

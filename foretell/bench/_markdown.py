@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 from foretell.bench._results import OVERALL, EngineResult, Results
 from foretell.bench._statistics import Estimate, number
 
+MANY_DISTURBED: Final = 0.25
+"""Above this share of an engine's answers, numbers say more of other programs than of engines."""
 
-def markdown(results: Results) -> str:
-    """All tables of one record."""
+
+def markdown(results: Results, width: int | None = None) -> str:
+    """All tables of one record; those wider than ``width`` columns in parts, one below another."""
     record = results.record
     parts = [f"# {title(record)}", "\n".join(f"- {line}" for line in facts(results))]
     if not results.engines:
         parts.append("Nothing was measured.")
         return "\n\n".join(parts) + "\n"
     for heading, rows in tables(results):
-        parts += [f"## {heading}", table(rows)]
+        parts += [f"## {heading}", *(table(part) for part in _parts(rows, width))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -39,13 +42,10 @@ def tables(results: Results) -> list[tuple[str, list[list[str]]]]:
                 loop_rows(results),
             )
         )
-    accepted = acceptance_rows(results.engines)
-    found += [("Acceptance", accepted)] if len(accepted) > 1 else []
-    steps = step_rows(results.engines)
-    found += [("Where the time of a step goes, milliseconds", steps)] if len(steps) > 1 else []
-    passes = pass_rows(results.record["passes"])
-    found += [("Passes against the limit", passes)] if len(passes) > 1 else []
-    return found
+    found.append(("Acceptance", acceptance_rows(results.engines)))
+    found.append(("Where the time of a step goes, milliseconds", step_rows(results.engines)))
+    found.append(("Passes against the limit", pass_rows(results.record["passes"])))
+    return [(heading, rows) for heading, rows in found if len(rows) > 1]
 
 
 def title(record: Any) -> str:
@@ -64,8 +64,9 @@ def facts(results: Results) -> list[str]:
         else ", ".join(f"{k} {v}" for k, v in sampling.items())
     )
     lines = [
-        f"{results.questions} questions, at most {settings['max_tokens']} tokens, {how}, "
-        f"{settings['threads']} threads, {settings['repetitions']} repetitions, "
+        f"{_count(results.questions, 'question')}, at most {settings['max_tokens']} tokens, {how}, "
+        f"{_count(settings['threads'], 'thread')}, "
+        f"{_count(settings['repetitions'], 'repetition')}, "
         f"{'with' if settings['chat_template'] else 'without'} chat template",
         f"{machine.get('cpu')}, {machine.get('cores')} cores; others kept "
         f"{record['cores_used_by_others']:.2f} cores busy, load average "
@@ -74,12 +75,18 @@ def facts(results: Results) -> list[str]:
         f"started {record['started']}, {record['seconds']:.0f} s; `{record['command']}`",
     ]
     disturbed = max((engine.disturbed for engine in results.engines), default=0.0)
-    if results.left_out or disturbed:
+    if disturbed > MANY_DISTURBED:
+        lines.append("**machine busy: do not trust these numbers**")
+    if disturbed:
         lines.append(
-            f"left out: {results.left_out} turns that an engine answered only while others had the "
-            f"machine; of what is left, up to {100 * disturbed:.0f}% of an engine's answers were "
-            "disturbed"
+            f"while others had the machine: up to {100 * disturbed:.0f}% of an engine's answers"
         )
+    if results.left_out:
+        lines.append(
+            f"left out: {_count(results.left_out, 'turn')} that an engine answered only while "
+            "others had the machine"
+        )
+    lines += _profiles(record["engines"])
     if record["interrupted"]:
         lines.append("**interrupted**: only what every engine had finished is reported")
     lines += [f"left out: question {e['question']}: {e['reason']}" for e in record["left_out"]]
@@ -87,6 +94,24 @@ def facts(results: Results) -> list[str]:
     lines += [
         f"failed: {e['engine']}, question {e['question']}: {e['error']}" for e in record["failures"]
     ]
+    return lines
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _profiles(engines: Sequence[Any]) -> list[str]:
+    """Who began with what was learned before; records of earlier versions do not tell."""
+    found = {
+        profile: [engine["name"] for engine in engines if engine.get("profile") == profile]
+        for profile in ("used", "none")
+    }
+    lines = []
+    if found["used"]:
+        lines.append(f"began with the profile saved on this machine: {', '.join(found['used'])}")
+    if found["none"]:
+        lines.append(f"began without a profile: {', '.join(found['none'])}")
     return lines
 
 
@@ -197,10 +222,37 @@ def cell(estimate: Estimate | None) -> str:
     return "" if estimate is None else str(estimate)
 
 
+def _parts(rows: list[list[str]], width: int | None) -> Iterator[list[list[str]]]:
+    """The same rows; if they are too wide, their columns in groups, each with the first one."""
+    widths = _widths([_cells(row) for row in rows])
+    start = 1
+    while start < len(widths):
+        stop = start + 1
+        while stop < len(widths) and (
+            width is None or _wide([widths[0], *widths[start : stop + 1]]) <= width
+        ):
+            stop += 1
+        yield [[row[0], *row[start:stop]] for row in rows]
+        start = stop
+
+
+def _wide(widths: Sequence[int]) -> int:
+    """Of a line: every column with its edges, and the last edge."""
+    return sum(width + 3 for width in widths) + 1
+
+
+def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*cells, strict=True)]
+
+
+def _cells(row: Sequence[str]) -> list[str]:
+    return [text.replace("|", "\\|").replace("\n", " ") for text in row]
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows as a Markdown table, columns as wide as they need to be to read it as it is."""
-    cells = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells = [_cells(row) for row in rows]
+    widths = _widths(cells)
     lines = [
         "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |"
         for row in cells

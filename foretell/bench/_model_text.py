@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from foretell._errors import TokenizerError
+from foretell._errors import TokenizerError, UnsupportedModelError
+from foretell._loading import LoadOptions, is_gguf, is_installed, require_transformers
 from foretell._tokenizer import Tokenizer
 from foretell.backends.cpu._checkpoint import open_checkpoint
 
@@ -26,15 +28,31 @@ class ModelText:
         source: str,
         tokenizer: Path | None = None,
         progress: Callable[[str], None] | None = None,
+        loading: Mapping[str, Any] | None = None,
     ) -> ModelText:
-        """A checked model's. Raises ModelError and its kin."""
-        checkpoint = open_checkpoint(source, tokenizer=tokenizer, progress=progress)
-        if checkpoint.tokenizer is None:
+        """A checked model's; ``loading`` are fields of LoadOptions. Raises ModelError and its kin.
+
+        Read by the backend that foretell will run it on.
+        """
+        options = LoadOptions(**(loading or {}))
+        if options.wants_transformers:
+            found = _by_transformers(source, tokenizer, options)
+        else:
+            try:
+                checkpoint = open_checkpoint(source, tokenizer=tokenizer, progress=progress)
+            except UnsupportedModelError:
+                if options.backend == "cpu" or is_gguf(source) or not is_installed():
+                    raise
+                found = _by_transformers(source, tokenizer, options)
+            else:
+                length = checkpoint.config.max_length
+                found = checkpoint.tokenizer, checkpoint.eos_token_ids, length
+        own, ends, max_length = found
+        if own is None:
             raise TokenizerError(
                 f"{source} came without a tokenizer; pass its tokenizer.json: --tokenizer FILE"
             )
-        config = checkpoint.config
-        return cls(checkpoint.tokenizer, checkpoint.eos_token_ids, config.max_length)
+        return cls(own, ends, max_length)
 
     def prompt(self, text: str, messages: Sequence[Mapping[str, str]] | None) -> list[int]:
         if messages is None:
@@ -44,3 +62,12 @@ class ModelText:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens)
+
+
+def _by_transformers(
+    source: str, tokenizer: Path | None, options: LoadOptions
+) -> tuple[Tokenizer | None, tuple[int, ...], int]:
+    require_transformers(source)
+    from foretell.backends.transformers import read_text
+
+    return read_text(source, tokenizer=tokenizer, trust_remote_code=options.trust_remote_code)

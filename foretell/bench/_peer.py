@@ -60,6 +60,9 @@ class PeerGone(PeerError):
 class Peer(ABC):
     """An engine that can be asked."""
 
+    profile: str | None = None
+    """Once it has started: the worker's."""
+
     @abstractmethod
     def start(self) -> Mapping[str, str]:
         """Load it, and return its versions. Raises Missing, or PeerError with its last words."""
@@ -108,6 +111,7 @@ class ProcessPeer(Peer):
         versions = hello.get("versions")
         if not isinstance(versions, dict):
             raise PeerGone(f"its process began with {shown(hello)}, which is no greeting")
+        self.profile = hello["profile"] if hello.get("profile") in ("used", "none") else None
         return {str(name): str(version) for name, version in versions.items()}
 
     def ask(self, request: Request) -> Answer:

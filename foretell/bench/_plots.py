@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from foretell._errors import MissingExtraError
+from foretell._extras import install_command
 from foretell.bench._results import OVERALL, EngineResult, Results
 from foretell.bench._statistics import Estimate
 
@@ -59,7 +60,7 @@ def require_matplotlib() -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
-            f"plots need matplotlib ({error}): pip install 'foretell[bench]'"
+            f"plots need matplotlib ({error}): {install_command('bench')}"
         ) from error
 
 

@@ -70,6 +70,9 @@ class Worker(ABC):
     """An engine, in its own process."""
 
     versions: Mapping[str, str] = {}
+    profile: str | None = None
+    """Whether it began with what was learned of the model before: "used" or "none"; None for
+    engines that keep no such thing."""
     process: int | None = None
     """The process that computes, where that is another one."""
 
@@ -149,7 +152,7 @@ def main(make: Callable[[dict[str, Any]], Worker]) -> None:
     except Exception as error:
         send(answers, {"failed": f"{type(error).__name__}: {error}"})
         return
-    send(answers, {"versions": dict(worker.versions)})
+    send(answers, {"versions": dict(worker.versions), "profile": worker.profile})
     serve(worker, sys.stdin, answers)
 
 

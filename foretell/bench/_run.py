@@ -146,6 +146,7 @@ class Run:
             {
                 **spec.to_dict(None if plain is None else plain.name),
                 "versions": dict(self._versions[spec.process]),
+                "profile": None if spec.is_plain else self._peers[spec.process].profile,
             }
             for spec in self._specs
             for plain in [baseline_of(spec, self._specs)]

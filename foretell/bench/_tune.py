@@ -23,6 +23,9 @@ CURVE_ROUNDS: Final = 7
 CURVE_CONTEXT: Final = 256
 WARM_UP_TOKENS: Final = 8
 DEFAULT: Final = "default"
+ENOUGH_PROMPTS: Final = 20
+NEARLY: Final = 1.02
+"""Settings that are this much apart are as good as one another."""
 
 Progress = Callable[[str, int], None]
 
@@ -115,7 +118,30 @@ class Tuning:
 
     @property
     def advice(self) -> str:
-        """What to do about it, in a sentence."""
+        """What to do about it, in a sentence or two."""
+        if self.is_clear:
+            return self._advice
+        more = (
+            f"use --prompts with {ENOUGH_PROMPTS} or more like yours"
+            if self.prompts < ENOUGH_PROMPTS
+            else "use more prompts, or more --repetitions on a quiet machine"
+        )
+        return f"{self._advice} The intervals are too wide to tell more: {more}."
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether intervals tell the default and the best setting from plain decoding, and from
+        each other where they are not nearly the same."""
+        best, default = self.best, self.default
+        if best is None or default is None:
+            return True
+        if "unclear" in (best.verdict, default.verdict):
+            return False
+        near = best.measured.value <= NEARLY * default.measured.value
+        return near or _clearly(best, default)
+
+    @property
+    def _advice(self) -> str:
         best, default = self.best, self.default
         if best is None or default is None:
             return "Too little was measured to say anything."
@@ -127,8 +153,7 @@ class Tuning:
         gain = f"{default.measured.value:.2f} times plain decoding"
         if best is default:
             return f"The default is best here, with {gain}: nothing to set."
-        clearly = best.measured.low is not None and best.measured.low > default.measured.value
-        if not clearly:
+        if not _clearly(best, default):
             return f"No setting is clearly better than the default, with {gain}: nothing to set."
         return (
             f"Best here: --drafter {best.setting.drafter} --num-draft-tokens "
@@ -149,6 +174,11 @@ class Tuning:
             "advice": self.advice,
             "profile": self.profile,
         }
+
+
+def _clearly(best: Finding, default: Finding) -> bool:
+    """Whether one is better than the other for all that is known."""
+    return best.measured.low is not None and best.measured.low > default.measured.value
 
 
 def settings_for(engine: Engine, lengths: Sequence[int] = LENGTHS) -> list[Setting]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from foretell._errors import MissingExtraError, ModelNotFoundError, OptionError
+from foretell._extras import install_command
+from foretell._loading import require_files
 from foretell.check._others import NEAR_TIE, NEAR_TIE_FLOAT32, TOP, Answer
 
 LOOKUP_TOKENS = 5
@@ -88,8 +90,9 @@ def pair(
         import transformers
     except ImportError as error:
         raise MissingExtraError(
-            f"transformers is not installed ({error}): pip install 'foretell[transformers]'"
+            f"transformers is not installed ({error}): {install_command('transformers')}"
         ) from error
+    require_files(source)
     assistance: dict[str, Any] = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
     try:
         options = {"dtype": DTYPES[dtype]}

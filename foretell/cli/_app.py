@@ -16,12 +16,24 @@ from foretell.cli._errors import reported
 from foretell.server._settings import Settings
 
 EXIT_CODES = (
+    "Exit codes: 0 fine; 1 something differed that must not (only where outputs are compared); 2 "
+    "could not run (the reason is on stderr); 130 interrupted with Ctrl-C."
+)
+PLAIN_EXIT_CODES = (
+    "Exit codes: 0 fine; 2 could not run (the reason is on stderr); 130 interrupted with Ctrl-C."
+)
+GENERATE_EXIT_CODES = (
     "Exit codes: 0 fine; 1 --compare found a difference; 2 could not run (the reason is on "
     "stderr); 130 interrupted with Ctrl-C."
 )
-BENCH_EXIT_CODES = (
-    "Exit codes: 0 fine; 1 foretell's output differed from its plain output; 2 could not run (the "
+TUNE_EXIT_CODES = (
+    "Exit codes: 0 fine; 1 a setting gave another output than plain decoding; 2 could not run (the "
     "reason is on stderr); 130 interrupted with Ctrl-C, and what was measured is reported."
+)
+BENCH_EXIT_CODES = (
+    "Exit codes: 0 fine; 1 foretell's output differed from its plain output; 2 could not run, or "
+    "an --engine gave no result (the reason is on stderr); 130 interrupted with Ctrl-C, and what "
+    "was measured is reported."
 )
 CHECK_EXIT_CODES = (
     "Exit codes: 0 every guarantee held; 1 one is broken; 2 could not run, or not be trusted (the "
@@ -32,12 +44,14 @@ SERVE_EXIT_CODES = (
     "stopped by a second signal, without waiting."
 )
 
+BRACES = dict.fromkeys(map(ord, "{}"))
+
 
 class Command(typer.core.TyperCommand):
-    """A command whose usage line shows a required argument as NAME, not as {NAME}."""
+    """A command whose usage line shows required arguments as NAME or NAME..., without braces."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+        return [piece.translate(BRACES) for piece in super().collect_usage_pieces(ctx)]
 
 
 app = typer.Typer(
@@ -51,7 +65,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(
     help="List the models on this machine; see also its two commands.",
-    epilog=EXIT_CODES,
+    epilog=PLAIN_EXIT_CODES,
     invoke_without_command=True,
     rich_markup_mode=None,
 )
@@ -61,7 +75,7 @@ bench_app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(models_app, name="models")
-app.add_typer(bench_app, name="bench")
+app.add_typer(bench_app, name="bench", short_help="Compare engines on the same prompts.")
 
 DRAFTER_NOTES = {
     "suffix": "what followed the same words earlier in the text",
@@ -125,8 +139,8 @@ Dtype = Annotated[
 Backend = Annotated[
     Literal["auto", "cpu", "transformers"],
     typer.Option(
-        help="Who runs the model: cpu knows a few families, transformers (an extra: pip install "
-        "'foretell[transformers]') runs the rest, and GPUs."
+        help="Who runs the model: cpu knows a few families, transformers (an extra, "
+        "see docs/transformers.md) runs the rest, and GPUs (untested)."
     ),
 ]
 Device = Annotated[
@@ -238,7 +252,7 @@ def foretell(
     pass
 
 
-@app.command(epilog=EXIT_CODES, context_settings={"allow_extra_args": True})
+@app.command(epilog=GENERATE_EXIT_CODES, context_settings={"allow_extra_args": True})
 def generate(
     context: typer.Context,
     prompt: Annotated[
@@ -334,7 +348,7 @@ def generate(
     raise typer.Exit(code)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=PLAIN_EXIT_CODES)
 def chat(
     model: Model = "demo",
     draft: DraftModel = None,
@@ -402,7 +416,10 @@ def chat(
     raise typer.Exit(code)
 
 
-@app.command(epilog=CHECK_EXIT_CODES)
+@app.command(
+    epilog=CHECK_EXIT_CODES,
+    short_help="Prove on this machine that speculation changes nothing.",
+)
 def check(
     model: Model = "demo",
     draft: DraftModel = None,
@@ -483,7 +500,7 @@ def check(
     raise typer.Exit(code)
 
 
-@app.command(epilog=SERVE_EXIT_CODES)
+@app.command(epilog=SERVE_EXIT_CODES, short_help="Serve a model to OpenAI-compatible clients.")
 def serve(
     model: Annotated[
         str,
@@ -673,6 +690,11 @@ def bench(
     dtype: Dtype = "native",
     threads: Threads = None,
     tokenizer: TokenizerFile = None,
+    backend: Backend = "auto",
+    device: Device = None,
+    exact: Exact = None,
+    attn_implementation: Attention = None,
+    trust_remote_code: RemoteCode = False,
     max_tokens: Annotated[
         int, typer.Option(min=2, metavar="N", help="Most tokens of an answer.")
     ] = 128,
@@ -745,6 +767,13 @@ def bench(
                 threads,
                 llama_server,
                 {"transformers": transformers_python, "openvino": openvino_python},
+                {
+                    "backend": backend,
+                    "device": device,
+                    "exact": exact,
+                    "attn_implementation": attn_implementation,
+                    "trust_remote_code": trust_remote_code,
+                },
             ),
             engines=tuple(engine or ()),
             dtype=dtype,
@@ -763,7 +792,9 @@ def bench(
     raise typer.Exit(code)
 
 
-@bench_app.command("report", cls=Command, epilog=EXIT_CODES)
+@bench_app.command(
+    "report", cls=Command, epilog=PLAIN_EXIT_CODES, short_help="Show what records say."
+)
 def bench_report(
     records: Annotated[
         list[Path], typer.Argument(metavar="RECORD", help="What --output has written.")
@@ -785,7 +816,11 @@ def bench_report(
     raise typer.Exit(code)
 
 
-@app.command(cls=Command, epilog=EXIT_CODES)
+@app.command(
+    cls=Command,
+    epilog=TUNE_EXIT_CODES,
+    short_help="Measure which drafters and lengths pay for a model here.",
+)
 def tune(
     model: Annotated[
         str,
@@ -805,6 +840,11 @@ def tune(
     dtype: Dtype = "native",
     threads: Threads = None,
     tokenizer: TokenizerFile = None,
+    backend: Backend = "auto",
+    device: Device = None,
+    exact: Exact = None,
+    attn_implementation: Attention = None,
+    trust_remote_code: RemoteCode = False,
     max_tokens: Annotated[
         int, typer.Option(min=2, metavar="N", help="Most tokens of an answer.")
     ] = 64,
@@ -824,7 +864,19 @@ def tune(
     with reported(debug):
         from foretell.cli import _tune
 
-        options = _load.ModelOptions(model, draft, (), dtype, threads, tokenizer)
+        options = _load.ModelOptions(
+            model,
+            draft,
+            (),
+            dtype,
+            threads,
+            tokenizer,
+            backend=backend,
+            device=device,
+            exact=exact,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+        )
         code = _tune.run(
             options, prompts, max_tokens=max_tokens, repetitions=repetitions, as_json=json
         )
@@ -841,7 +893,7 @@ def models(context: typer.Context) -> None:
             _models.show_cached()
 
 
-@models_app.command("pull", cls=Command, epilog=EXIT_CODES)
+@models_app.command("pull", cls=Command, epilog=PLAIN_EXIT_CODES)
 def models_pull(
     name: Annotated[str, typer.Argument(metavar="NAME", help="'demo', or a name on the hub.")],
     debug: Debug = False,
@@ -853,7 +905,7 @@ def models_pull(
         _models.pull(name)
 
 
-@models_app.command("where", cls=Command, epilog=EXIT_CODES)
+@models_app.command("where", cls=Command, epilog=PLAIN_EXIT_CODES)
 def models_where(
     name: Annotated[str, typer.Argument(metavar="NAME", help="'demo', or a name on the hub.")],
     debug: Debug = False,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from foretell._errors import InputError
 from foretell._hub import files_hash
-from foretell.bench._engines import Places, parse
+from foretell.bench._engines import Places, expand, parse
 from foretell.bench._html import html
 from foretell.bench._llama_server_worker import spec_types
 from foretell.bench._markdown import markdown
@@ -57,12 +59,13 @@ def bench(options: Options, *, as_json: bool) -> int:
         require_plots()
     workload = workload_of(options)
     places = options.places
-    specs = parse(
-        options.engines or ["foretell"],
-        options.dtype,
-        draft=places.draft is not None,
-        spec_types=lambda: spec_types(places.llama_server, draft=places.draft is not None),
-    )
+    drafts = places.draft is not None
+    types = cache(lambda: spec_types(places.llama_server, draft=drafts))
+    specs = parse(options.engines or ["foretell"], options.dtype, draft=drafts, spec_types=types)
+    asked = {
+        word: {spec.name for spec in expand(word, options.dtype, drafts, types)}
+        for word in options.engines
+    }
     with announced() as tell:
         text = text_of(places, tell)
     plan = Plan(
@@ -102,11 +105,13 @@ def bench(options: Options, *, as_json: bool) -> int:
             if options.output is not None:
                 save({**run.record, "interrupted": True}, options.output)
             raise
-    return finish(record, options, as_json)
+    return finish(record, options, as_json, asked)
 
 
-def finish(record: dict[str, Any], options: Options, as_json: bool) -> int:
-    """Save and show what there is, and say how it ended."""
+def finish(
+    record: dict[str, Any], options: Options, as_json: bool, asked: Mapping[str, Set[str]]
+) -> int:
+    """Save and show what there is, and say how it ended; ``asked`` are the engines by word."""
     results, failure = results_of(record), None
     try:
         if options.output is not None:
@@ -115,7 +120,7 @@ def finish(record: dict[str, Any], options: Options, as_json: bool) -> int:
             write(html([results]), options.page)
     except InputError as error:  # what was measured can still be shown
         failure = error
-    sys.stdout.write(to_text(record) if as_json else visible(markdown(results)))
+    sys.stdout.write(to_text(record) if as_json else visible(markdown(results, screen_width())))
     if failure is not None:
         raise failure
     if record["interrupted"]:
@@ -127,7 +132,25 @@ def finish(record: dict[str, Any], options: Options, as_json: bool) -> int:
         if engine.kind == "foretell" and engine.differing:
             note(f"{engine.name} gave other tokens than plain decoding: please report this")
             return ExitCode.DIFFERED
+    told = {engine.name for engine in results.engines}
+    silent = [word for word, names in asked.items() if not names & told]
+    if silent:
+        raise InputError(
+            "; ".join(f"no result of --engine {word}" for word in silent) + why(record)
+        )
     return ExitCode.OK
+
+
+def why(record: Mapping[str, Any]) -> str:
+    """The reasons for engines without a result, each once."""
+    reasons = [f"{entry['name']}: {entry['reason']}" for entry in record["skipped"]]
+    reasons += [f"{entry['engine']}: {entry['error']}" for entry in record["failures"]]
+    return f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
+
+
+def screen_width() -> int | None:
+    """Columns of the terminal; None where the report goes into a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def report(records: Sequence[Path], page: Path | None, *, as_json: bool) -> int:
@@ -142,7 +165,8 @@ def report(records: Sequence[Path], page: Path | None, *, as_json: bool) -> int:
         found = [one.to_dict() for one in results]
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
-        sys.stdout.write(visible("\n".join(map(markdown, results))))
+        width = screen_width()
+        sys.stdout.write(visible("\n".join(markdown(one, width) for one in results)))
     return ExitCode.OK
 
 
@@ -164,7 +188,7 @@ def workload_of(options: Options) -> Workload:
 def text_of(places: Places, progress: Callable[[str], None]) -> ModelText:
     """The tokenizer; tests put another one here."""
     tokenizer = None if places.tokenizer is None else Path(places.tokenizer)
-    return ModelText.of(places.model, tokenizer, progress)
+    return ModelText.of(places.model, tokenizer, progress, places.loading)
 
 
 def hash_of(source: str) -> str | None:

@@ -88,30 +88,30 @@ def show(report: Report) -> None:
 
     console = make_console()
     cases = Table(title="Guarantees", title_justify="left", expand=True)
-    cases.add_column("method", no_wrap=True)
-    cases.add_column("case", ratio=2)
-    for column in ("rule", "result"):
+    # What a narrow terminal shows best, the beginning of a line, is how it came out.
+    for column in ("result", "rule", "method"):
         cases.add_column(column, no_wrap=True)
+    cases.add_column("case", ratio=2)
     cases.add_column("found", ratio=3)
     for case in report.cases:
         result = Text(str(case.result), STYLES[case.result])
         cases.add_row(
-            case.method, Text(case.name), case.rule or "", result, Text(visible(case.detail))
+            result, case.rule or "", case.method, Text(case.name), Text(visible(case.detail))
         )
     console.print(cases)
     if report.planted:
         planted = Table(title="Planted errors", title_justify="left", expand=True)
-        planted.add_column("error", ratio=2)
-        for column in ("rule", "method", "result"):
+        for column in ("result", "rule", "method"):
             planted.add_column(column, no_wrap=True)
+        planted.add_column("error", ratio=2)
         planted.add_column("found", ratio=3)
         for error in report.planted:
             word = ("caught" if error.is_error else "harmless") if error.right else "WRONG"
             planted.add_row(
-                error.name,
+                Text(word, "green" if error.right else "bold red"),
                 error.rule,
                 error.method,
-                Text(word, "green" if error.right else "bold red"),
+                error.name,
                 Text(visible(error.detail)),
             )
         console.print(planted)
@@ -124,6 +124,8 @@ def show(report: Report) -> None:
 def _summary(report: Report) -> str:
     passed = sum(case.result is Result.PASSED for case in report.cases)
     parts = [f"{passed} of {len(report.cases)} cases passed"]
+    skipped = sum(case.result is Result.SKIPPED for case in report.cases)
+    parts += [f"{skipped} skipped"] if skipped else []
     if report.planted:
         right = sum(planted.right for planted in report.planted)
         parts.append(f"{right} of {len(report.planted)} planted errors judged rightly")

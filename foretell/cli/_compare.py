@@ -76,7 +76,8 @@ class Comparison:
             return f"too short to tell whether speculation pays: {ratio} over {tokens} tokens"
         if not any(run.stats.num_drafts for run in self.speculative):
             return f"nothing was drafted here, so speculation could not pay: {ratio}"
-        spread = f"{ratio} ({min(ratios):.2f}x to {max(ratios):.2f}x in {len(ratios)} rounds)"
+        least, most = f"{min(ratios):.2f}x", f"{max(ratios):.2f}x"
+        spread = f"{ratio} in the median round ({least} to {most} in {len(ratios)} rounds)"
         if max(ratios) < 1:
             return f"speculation did not pay here: {spread}"
         if min(ratios) <= 1:

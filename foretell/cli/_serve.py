@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from foretell._errors import MissingExtraError
+from foretell._extras import install_command
 from foretell._memory import available_memory
 from foretell.cli import _load
 from foretell.server._settings import MIB, Settings
@@ -37,7 +38,7 @@ def serve(
         if (error.name or "").startswith("foretell"):
             raise
         raise MissingExtraError(
-            f"the server needs {error.name}, which is not installed; pip install 'foretell[server]'"
+            f"the server needs {error.name}, which is not installed: {install_command('server')}"
         ) from error
     chosen = Settings(**settings)
     sock = listen(host, port)

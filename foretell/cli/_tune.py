@@ -51,6 +51,7 @@ def run(
 
 def show(tuning: Tuning) -> None:
     """The curve, the table and the advice, for people."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
@@ -58,11 +59,11 @@ def show(tuning: Tuning) -> None:
     curve = "  ".join(f"{width}: {1e3 * seconds:.1f}" for width, seconds in tuning.curve.items())
     console.print(Text(f"milliseconds of a pass of k tokens   {curve}"))
     console.print(Text(f"plain decoding: {tuning.plain_tokens_per_second:.1f} tokens/s"))
-    table = Table()
-    for column in ("drafter", "length", "accepted", "tokens/step", "expected", "measured"):
+    # It all fits into 80 columns, the verdict first of all.
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for column in ("drafter", "N", "accepted", "a step", "expected", "measured", "95%"):
         table.add_column(column, no_wrap=True)
-    table.add_column("95%", no_wrap=True)
-    table.add_column("")
+    table.add_column("", no_wrap=True, min_width=len("unclear"))
     for finding in tuning.findings:
         length = finding.setting.length
         table.add_row(
@@ -76,6 +77,12 @@ def show(tuning: Tuning) -> None:
             Text(finding.verdict, STYLES.get(finding.verdict, "")),
         )
     console.print(table)
+    console.print(
+        Text(
+            "N: --num-draft-tokens; a step: tokens; expected, measured: over plain, greedy",
+            "dim",
+        )
+    )
     if not tuning.equal:
         console.print(Text("OUTPUTS DIFFERED: please report this", "bold red"))
     if tuning.interrupted:

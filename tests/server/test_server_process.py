@@ -21,6 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from foretell import ForetellError
+from foretell._extras import install_command
 from foretell.server._run import listen
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -287,7 +288,7 @@ def test_without_the_extra_the_message_says_what_to_install(tmp_path):
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH')}"},
     )
     assert ran.returncode == 2
-    assert "pip install 'foretell[server]'" in ran.stderr
+    assert f"which is not installed: {install_command('server')}" in ran.stderr
 
 
 # --- Documents -------------------------------------------------------------------------------

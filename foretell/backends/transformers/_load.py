@@ -13,7 +13,11 @@ from safetensors import SafetensorError
 
 from foretell._errors import CorruptModelError, ModelError, ModelNotFoundError, OptionError, shown
 from foretell._tokenizer import Tokenizer
-from foretell.backends.transformers._model import TransformersModel
+from foretell.backends.transformers._model import (
+    TransformersModel,
+    eos_token_ids,
+    max_length,
+)
 from foretell.backends.transformers._tokenizer import tokenizer_of
 
 DTYPES = {
@@ -87,9 +91,7 @@ def load(
             f"the weights of {source} are damaged ({error}); fetch them again"
         ) from error
     except Exception as error:  # whatever a damaged file, or code that came with one, leads to
-        text = str(error).strip().splitlines() or [type(error).__name__]
-        kind = ModelNotFoundError if isinstance(error, OSError) else ModelError
-        raise kind(f"transformers cannot load {source}: {text[0]}") from error
+        raise _not_loaded(source, error) from error
     if tokenizer is None:
         # Without a tokenizer prompts are token ids; whoever needs one says so then.
         with contextlib.suppress(OSError, ValueError, KeyError, ImportError, TypeError):
@@ -105,6 +107,40 @@ def load(
         threads=threads,
         progress=progress,
     )
+
+
+def read_text(
+    source: str, *, tokenizer: str | Path | None = None, trust_remote_code: bool = False
+) -> tuple[Tokenizer | None, tuple[int, ...], int]:
+    """A model's tokenizer, the tokens that end an answer, and its context, without its weights.
+
+    Raises ModelNotFoundError, ModelError and TokenizerError.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            source, trust_remote_code=trust_remote_code
+        )
+        theirs = tokenizer or transformers.AutoTokenizer.from_pretrained(
+            source, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # whatever a damaged file, or code that came with one, leads to
+        raise _not_loaded(source, error) from error
+    try:
+        generation = transformers.GenerationConfig.from_pretrained(source)
+    except OSError:  # not every model has one
+        generation = None
+    inner = config.get_text_config(decoder=True)
+    return (
+        _tokenizer(theirs, source),
+        eos_token_ids(generation, inner),
+        max_length(inner),
+    )
+
+
+def _not_loaded(source: object, error: Exception) -> ModelError:
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    kind = ModelNotFoundError if isinstance(error, OSError) else ModelError
+    return kind(f"transformers cannot load {source}: {text[0]}")
 
 
 def _device(device: str | None) -> torch.device:

@@ -93,7 +93,7 @@ class TransformersModel(Model):
         self._options: dict[str, Any] = {"attention": attention, "threads": threads}
         self.config = model.config.get_text_config(decoder=True)
         self.tokenizer = tokenizer
-        self.eos_token_ids = eos_token_ids(model)
+        self.eos_token_ids = eos_token_ids(model.generation_config, self.config)
         self.max_length = max_length(self.config)
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
@@ -571,9 +571,9 @@ def wants_exact(exact: bool | None, model: Any) -> bool:
     return able if exact is None else exact
 
 
-def eos_token_ids(model: Any) -> tuple[int, ...]:
-    """Tokens that end an answer, by the generation config, else by the config."""
-    for config in (model.generation_config, model.config.get_text_config(decoder=True)):
+def eos_token_ids(generation: Any, text: Any) -> tuple[int, ...]:
+    """Tokens that end an answer, by the generation config, else by that of the decoder."""
+    for config in (generation, text):
         value = getattr(config, "eos_token_id", None)
         if value is not None:
             return tuple(value) if isinstance(value, list | tuple) else (int(value),)
