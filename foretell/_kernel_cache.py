@@ -14,7 +14,6 @@ import os
 import platform
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from numba.core import caching
 
 from foretell._cache import kernel_cache_directory
 from foretell._errors import CapabilityError
+from foretell._fork import ForkLock
 
 SOURCES = (
     "backends/cpu/_ir.py",
@@ -99,7 +99,7 @@ class Kernel:
         self._function = function
         self._signature = signature
         self._compiled: Any = None
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def prepare(self, progress: Callable[[str], None] | None = None) -> Callable[..., None]:
         """The compiled function; calls ``progress`` with a note where that will take a while."""

@@ -15,12 +15,13 @@ These are hash chains, as compressors keep them. A place is the index of an n-gr
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+
+from foretell._fork import ForkLock
 
 Table = npt.NDArray[np.int32]
 
@@ -251,7 +252,7 @@ def _follow(
         frontier[best] = frontier[waiting]
 
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _compiled: Callable[..., int] | None = None
 
 

@@ -34,7 +34,7 @@ from foretell import (
     Session,
 )
 from foretell.backends.cpu import CpuModel, _buffers, _formats, _kernels, load
-from foretell.backends.cpu._pass import PARTS_OF_A_PASS
+from foretell.backends.cpu._pass import PARTS_OF_A_PASS, run_pass
 from foretell.backends.cpu._weights import aligned_empty, to_bfloat16, to_q8_0
 from foretell.drafters import DraftModel, PromptLookup
 
@@ -554,6 +554,31 @@ def test_helpers_end_with_their_model(checkpoints) -> None:
     for thread in helpers:
         thread.join(timeout=10)
         assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_process_forked_while_another_thread_compiles_can_use_the_kernels() -> None:
+    run_pass.prepare()
+    taken, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with run_pass._lock:
+            taken.set()
+            free.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    taken.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # a lock that stays taken would be waited for for ever
+        run_pass.prepare()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    free.set()
+    holder.join()
+    assert status == 0
 
 
 def test_forks_share_pages_until_one_of_them_writes(checkpoints) -> None:

@@ -55,9 +55,9 @@ MAY_IMPORT = {
     "_tokenizer": "_errors _fork _chat_template _stream_decoder",
     # Files.
     "_cache": "_errors _version",
-    "_kernel_cache": "_errors _cache",
+    "_kernel_cache": "_errors _cache _fork",
     "_largest": "_model _kernel_cache",
-    "_occurrences": "_kernel_cache",
+    "_occurrences": "_kernel_cache _fork",
     "_extras": "",
     "_pip": "_errors",
     "_demo": "_errors _cache _pip",
