@@ -87,6 +87,20 @@ def scripted(tmp_path, *lines, then="exit 0"):
     return ProcessPeer("openvino", settings(), str(python))
 
 
+def test_threads_of_an_engine_wait_as_they_would_elsewhere(tmp_path, monkeypatch):
+    """Told to sleep at once, OpenMP's would wake late at every loop, and the engine look slow."""
+    for name in ("OMP_WAIT_POLICY", "KMP_BLOCKTIME", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    python = tmp_path / "python"
+    hello = """printf '{"versions": {"waiting": "%s"}}\\n' """
+    waiting = '"$OMP_WAIT_POLICY$KMP_BLOCKTIME$GOMP_SPINCOUNT"'
+    python.write_text(f"#!/bin/sh\nread settings\n{hello}{waiting}\nread more\n", "utf-8")
+    python.chmod(0o755)
+    peer = ProcessPeer("llama.cpp", settings(), str(python))
+    assert peer.start() == {"waiting": ""}
+    peer.close()
+
+
 HELLO = '{"versions": {"x": 1}}'
 ANSWER = {
     "tokens": [1],

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -41,12 +42,12 @@ worker.run()
 PATIENCE: Final = 10.0  # seconds for a process to end by itself
 LONGEST_ANSWER: Final = 3600.0  # seconds until a process that says nothing is given up
 MOST_CHARACTERS: Final = 64 << 20  # of a line
-# Threads that wait for work must sleep, or they would take it from the engine whose turn it is.
-QUIET: Final = {
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "KMP_BLOCKTIME": "0",
-    "TOKENIZERS_PARALLELISM": "false",
-}
+SETTLE: Final = 0.25
+"""Seconds to wait before an engine's turn. Threads of OpenMP that have nothing to do look for work
+for up to 0.2 seconds before they sleep, and would take a core from the one whose turn it is. Told
+to sleep at once they would wake late at each of thousands of loops: llama.cpp decodes at a third of
+its speed then."""
+QUIET: Final = {"TOKENIZERS_PARALLELISM": "false"}
 
 
 class PeerError(ForetellError):
@@ -115,6 +116,7 @@ class ProcessPeer(Peer):
         return {str(name): str(version) for name, version in versions.items()}
 
     def ask(self, request: Request) -> Answer:
+        time.sleep(SETTLE)
         return checked(self._exchange(asdict(request)))
 
     def passes(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
