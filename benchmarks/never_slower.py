@@ -423,6 +423,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     console = Console()
+    if console.width < 160:  # a table cut to pieces says nothing
+        console = Console(width=160)
     record = opened(options)
     record["settings"], record["machine"] = settings_of(options), machine()
     record["command"] = command_line("benchmarks/never_slower.py", sys.argv[1:], ("--minutes",))
