@@ -148,7 +148,7 @@ class RecyclingMemory:
     """Successors that requests saw, each owner's apart; safe to use from several threads.
 
     At most ``max_entries`` tokens and pairs of tokens are known, of all owners together (then
-    what was written longest ago is forgotten), at about 180 bytes each with 4 successors: 1.5 MB
+    what was written longest ago is forgotten), at about 160 bytes each with 4 successors: 1.3 MB
     with the default.
     """
 

@@ -21,6 +21,7 @@ from conftest import Running, letters_model, running
 from fake_engine import fake_engine
 
 from foretell import Engine
+from foretell.drafters import Recycling, Suffix
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCREENSHOTS = ROOT / "build" / "screenshots"  # git ignores it
@@ -246,7 +247,7 @@ def answer_of(server: Running, body: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def letters() -> Iterator[Running]:
     """Random letters, without memory of earlier answers: the same request drafts the same."""
-    with running(Engine(letters_model())) as here:
+    with running(Engine(letters_model(), drafters=[Suffix(), Recycling()])) as here:
         yield here
 
 
