@@ -162,6 +162,10 @@ def _with_transformers(
             "dtype='int8' is for the cpu backend; the transformers backend has native, float32, "
             "bfloat16 and float16"
         )
+    if options.device is not None and is_installed() and not is_gguf(model):  # before the hub
+        from foretell.backends import transformers
+
+        transformers.check_device(options.device)
     require_transformers(model)
     from foretell.backends import transformers
 
@@ -203,8 +207,8 @@ def require_files(model: object) -> None:
         what = "the demo model is" if name == DEMO else f"{name} is"
         raise OptionError(
             f"{what} a GGUF file, which the cpu backend reads and the transformers backend does "
-            "not; leave the options of transformers out, or name a folder with config.json or a "
-            "model on the hub (organization/name)"
+            "not; leave backend out and the options that are transformers' alone, or name a folder "
+            "with config.json or a model on the hub (organization/name)"
         )
     if path.is_file():
         raise ModelNotFoundError(f"{name} is a file; give the folder of the model")

@@ -63,14 +63,7 @@ def load(
         raise OptionError(
             f"the model is {shown(source)}; pass a PreTrainedModel, a folder or a name on the hub"
         )
-    if str(source) == "demo" or Path(source).suffix == ".gguf":
-        raise OptionError(
-            f"{source} is a GGUF file, and the transformers backend reads folders with a "
-            "config.json and names on the hub; leave backend out (the cpu backend reads the file), "
-            "or pass the checkpoint it was made from"
-            + (", 'HuggingFaceTB/SmolLM2-135M-Instruct'" if str(source) == "demo" else "")
-        )
-    where = _device(device)
+    where = check_device(device)
     if dtype != "native" and dtype not in DTYPES:
         raise OptionError(
             f"dtype is {shown(dtype)}; the transformers backend has native, "
@@ -143,7 +136,8 @@ def _not_loaded(source: object, error: Exception) -> ModelError:
     return kind(f"transformers cannot load {source}: {text[0]}")
 
 
-def _device(device: str | None) -> torch.device:
+def check_device(device: str | None) -> torch.device:
+    """Where to run a model. Raises OptionError for what torch cannot use."""
     try:
         where = torch.device(device or "cpu")
         torch.empty(0, device=where)
