@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -231,3 +233,26 @@ def check_stats(result: Generation) -> None:
     if result.finish_reason != "cancelled":
         assert stats.num_steps <= stats.num_decode_tokens
     assert origins[:1] in ([], ["plain"])
+
+
+# --- Threads -------------------------------------------------------------------------
+
+
+@contextmanager
+def held_elsewhere(lock: AbstractContextManager[object]) -> Iterator[None]:
+    """Another thread holds the lock meanwhile."""
+    taken, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            free.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    taken.wait()
+    try:
+        yield
+    finally:
+        free.set()
+        holder.join()

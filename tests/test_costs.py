@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import numpy as np
 import pytest
+from helpers_core import held_elsewhere
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -174,25 +174,14 @@ def test_a_forked_process_goes_on_with_what_was_measured():
     for _ in range(20):
         costs.observe(1, 800, 4 * true_seconds(1, 800))
     assert costs.pace > 1.3
-    taken, free = threading.Event(), threading.Event()
-
-    def hold():
-        with costs._lock:
-            taken.set()
-            free.wait()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    taken.wait()
-    child = os.fork()
-    if child == 0:
-        known = costs.known and costs.pace == 1.0
-        before = costs.num_passes
-        costs.observe(4, 800, true_seconds(4, 800))
-        os._exit(0 if known and costs.num_passes == before + 1 else 1)
-    _, status = os.waitpid(child, 0)
-    free.set()
-    holder.join()
+    with held_elsewhere(costs._lock):
+        child = os.fork()
+        if child == 0:
+            known = costs.known and costs.pace == 1.0
+            before = costs.num_passes
+            costs.observe(4, 800, true_seconds(4, 800))
+            os._exit(0 if known and costs.num_passes == before + 1 else 1)
+        _, status = os.waitpid(child, 0)
     assert status == 0
 
 

@@ -21,6 +21,7 @@ import psutil
 import pytest
 from demo import demo_file
 from families import FAMILIES, tiny_checkpoint
+from helpers_core import held_elsewhere
 
 from foretell import (
     CorruptModelError,
@@ -560,24 +561,13 @@ def test_helpers_end_with_their_model(checkpoints) -> None:
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_process_forked_while_another_thread_compiles_can_use_the_kernels() -> None:
     run_pass.prepare()
-    taken, free = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with run_pass._lock:
-            taken.set()
-            free.wait()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    taken.wait()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)  # a lock that stays taken would be waited for for ever
-        run_pass.prepare()
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    free.set()
-    holder.join()
+    with held_elsewhere(run_pass._lock):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # a lock that stays taken would be waited for for ever
+            run_pass.prepare()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
     assert status == 0
 
 
